@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Write the suite of cells for one vLLM release on one GPU (part 1: runners, start methods, MLA).
+
+usage: make_suite.py VLLM_VERSION OUT.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+COMMON = ["--dtype", "bfloat16", "--gpu-memory-utilization", "0.3"]
+
+
+def cell(name: str, speculators: str, model: str, *arguments: str, **more: Any) -> dict[str, Any]:
+    """Return one cell."""
+    return {
+        "name": f"{name}: speculators {speculators}, {model}",
+        "speculators": speculators,
+        "model": model,
+        "arguments": [*COMMON, *arguments],
+        **more,
+    }
+
+
+def suite(vllm: str) -> list[dict[str, Any]]:
+    """Return the cells of a release; only 0.22 and later have model runner V2 by default."""
+    v2 = tuple(map(int, vllm.split(".")[:2])) >= (0, 22)
+    fork = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    started = {"fork": {"start_method": "fork"}, "spawn": {"start_method": "spawn"}}
+    cells = []
+    for speculators in ("0.3.0", "0.4.0.1"):
+        for model in ("llama", "deepseek_v3", "kimi_k25"):
+            for name, environ in (("fork", fork), ("spawn", spawn)):
+                cells.append(cell(name, speculators, model, environ=environ, workers=started[name]))
+        cells.append(
+            cell(
+                "TRITON_MLA",
+                speculators,
+                "kimi_k25",
+                "--backend",
+                "TRITON_MLA",
+                environ=fork,
+                workers={"attention": "TRITON_MLA"},
+            )
+        )
+        if v2:
+            runners = {"0": "vllm.v1.worker.gpu_model_runner", "1": "vllm.v1.worker.gpu.model_runner"}
+            for model, use in (("llama", "0"), ("deepseek_v3", "1")):
+                cells.append(
+                    cell(
+                        f"model runner V{int(use) + 1}",
+                        speculators,
+                        model,
+                        environ={**fork, "VLLM_USE_V2_MODEL_RUNNER": use},
+                        workers={"runner": runners[use]},
+                    )
+                )
+    cells += ablation(v2, fork)
+    return cells
+
+
+def ablation(v2: bool, fork: dict[str, str]) -> list[dict[str, Any]]:
+    """Return cells with one adapter off, with the words in which they must fail."""
+    off = [
+        ("0.4.0.1", "device.fork", "Cannot re-initialize CUDA in forked subprocess"),
+        ("0.4.0.1", "transformers.torch_annotation", "name 'torch' is not defined"),
+        ("0.4.0.1", "request.eos_token_id", "unexpected keyword argument 'eos_token_id'"),
+        ("0.3.0", "executor.two_phase_step", "" if v2 else "sample_tokens() must be called"),
+        ("0.3.0", "worker.capture", ""),
+    ]
+    if v2:
+        off.append(("0.4.0.1", "worker.capture", "has no attribute 'input_batch'"))
+    return [
+        cell(
+            f"without {adapter}", release, "llama", "--without", adapter, environ=fork, expect=words
+        )
+        for release, adapter, words in off
+    ]
+
+
+if __name__ == "__main__":
+    version, out = sys.argv[1:]
+    Path(out).write_text(json.dumps(suite(version), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,33 @@
+"""The adapters, one module per area of vLLM, found by looking at the modules of this package."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import lru_cache
+
+from vllm_compat.adapters.base import Adapter
+
+
+@lru_cache(maxsize=1)
+def registry() -> tuple[Adapter, ...]:
+    """Return one instance of every adapter, in the order of module and definition."""
+    found: list[Adapter] = []
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
+        if info.name == "base":
+            continue
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        found.extend(
+            value()
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, Adapter)
+            and value.__module__ == module.__name__
+            and not value.__abstractmethods__
+        )
+    return tuple(found)
+
+
+def by_name(name: str) -> Adapter:
+    """Return the adapter of that name."""
+    return next(adapter for adapter in registry() if adapter.name == name)

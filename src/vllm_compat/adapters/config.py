@@ -1,0 +1,131 @@
+"""``vllm.config``: arguments that the downstream does not know of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.drift import FindingKind
+from vllm_compat.engine import current_build, is_downstream
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+SCHEDULER_CONFIG = "vllm.config.SchedulerConfig"
+CACHE_CONFIG = "vllm.config.CacheConfig"
+REQUEST = "vllm.v1.request.Request"
+
+
+class IsEncoderDecoder(Adapter):
+    """Supply ``is_encoder_decoder=False`` to ``SchedulerConfig``."""
+
+    name = "config.is_encoder_decoder"
+    target = "vllm.config.SchedulerConfig.__init__"
+    vllm = ">=0.12.0"
+    downstream = "<0.4"
+    changed = "0.12.0 made the InitVar `is_encoder_decoder` required (vllm-ascend#4688 met it)."
+    relies = "Builds SchedulerConfig without it."
+    does = "Gives False where the caller gave nothing: hidden states come from decoders."
+    until = "speculators 0.3.0 is out of use; 0.4.0 gives the argument itself."
+    shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: SchedulerConfig raises TypeError"
+
+    def need(self, case: Case) -> Need | None:
+        found = case.found(FindingKind.PARAMETER_REQUIRED, SCHEDULER_CONFIG, "is_encoder_decoder")
+        if not found:
+            return None
+        return Need("SchedulerConfig requires is_encoder_decoder, which is not given", found)
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def supply(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            kwargs.setdefault("is_encoder_decoder", False)
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap("vllm.config:SchedulerConfig.__init__", supply)
+
+
+class BlockSizeByBackend(Adapter):
+    """Let vLLM choose the KV cache's block size by attention backend."""
+
+    name = "config.block_size"
+    target = "vllm.config.CacheConfig.__init__"
+    vllm = ">=0.28.0"
+    downstream = "<0.5"
+    changed = (
+        "Attention backends state the block sizes that they take, and refuse others; without a given"
+        " size vLLM settles on one that all layers take."
+    )
+    relies = "Asks for blocks of 16 tokens, whatever the backend."
+    does = "Leaves the size open, in the downstream's own call; the engine core then settles it."
+    until = "the downstream gives no block size."
+    shown_by = (
+        "llama, speculators 0.4.0.1, vLLM 0.32.0 CPU build: No common block size for 16 (CPU_ATTN:"
+        " [MultipleOf(32)])"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        cache_config = case.surface.resolve(CACHE_CONFIG)
+        if cache_config is None or "get_resolved_kv_cache_layout" not in cache_config.members:
+            return None
+        sites = [site for site in case.calls(CACHE_CONFIG) if site.keyword("block_size")]
+        if not sites:
+            return None
+        return Need(f"{sites[0].where} fixes a block size that the attention backend may refuse")
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def leave_open(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            if current_build() is not None:
+                kwargs.pop("block_size", None)
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap("vllm.config:CacheConfig.__init__", leave_open)
+
+
+class PrefixCachingOff(Adapter):
+    """Switch prefix caching off for an engine whose requests carry no block hasher."""
+
+    name = "config.prefix_caching"
+    target = "vllm.config.VllmConfig.__init__"
+    vllm = ">=0.12.0"
+    downstream = "<0.4"
+    changed = "0.12.0 turned `CacheConfig.enable_prefix_caching` on by default."
+    relies = (
+        "Builds CacheConfig without the argument and Request without `block_hasher`; wants every"
+        " prompt computed in full (speculators#279)."
+    )
+    does = "Sets enable_prefix_caching to False in the downstream's own engine, and in no other."
+    until = "speculators 0.3.0 is out of use; 0.4.0 switches it off itself."
+    shown_by = (
+        "llama, speculators 0.3.0, vLLM 0.16.0: BlockPool.cache_full_blocks fails its assertion on"
+        " prompts of a block or more"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        signature = case.surface.signature(CACHE_CONFIG)
+        parameter = signature.get("enable_prefix_caching") if signature else None
+        calls = case.calls(CACHE_CONFIG)
+        requests = case.calls(REQUEST)
+        if parameter is None or parameter.default != "True" or not calls:
+            return None
+        if any(site.keyword("enable_prefix_caching") for site in calls):
+            return None
+        if not requests or any(site.keyword("block_hasher") for site in requests):
+            return None
+        return Need("prefix caching is on by default and requests carry no block hasher")
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        package = plan.roles.package
+
+        def switch_off(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            cache_config = kwargs.get("cache_config")
+            parallel_config = kwargs.get("parallel_config")
+            if cache_config is not None and is_downstream(parallel_config, package):
+                cache_config.enable_prefix_caching = False
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap("vllm.config:VllmConfig.__init__", switch_off)
+

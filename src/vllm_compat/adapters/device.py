@@ -1,0 +1,107 @@
+"""A machine without CUDA: the same downstream code on vLLM's CPU build."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.environment import TOUCHES_CUDA
+
+if TYPE_CHECKING:
+    from vllm_compat.contract import CallSite
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+
+class ForkAfterImport(Adapter):
+    """Keep forked workers able to use CUDA although the downstream asked for it while imported."""
+
+    name = "device.fork"
+    target = "environment variable PYTORCH_NVML_BASED_CUDA_CHECK"
+    vllm = ">=0.11.0"
+    downstream = ">=0.4,<0.5"
+    changed = (
+        "Nothing: vLLM's workers are forked by default, and vLLM sets the variable when it is"
+        " imported (vllm#8893, vllm#12754)."
+    )
+    relies = (
+        "speculators/models/eagle3/core.py calls torch.cuda.is_available() while speculators is"
+        " imported, before vLLM is; that initialises the driver in the parent (speculators#223)."
+    )
+    does = "Sets the variable before: torch then asks NVML, which leaves the driver alone."
+    until = "the downstream does not ask for CUDA while it is imported."
+    shown_by = (
+        "llama, speculators 0.4.0.1, vLLM 0.26.0 on a GPU, fork: Cannot re-initialize CUDA in forked"
+        " subprocess"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        if case.environment.device != "cuda" or TOUCHES_CUDA not in case.environment.features:
+            return None
+        return Need("importing the downstream calls torch.cuda.is_available, and workers are forked")
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        transaction.environ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+
+class MemoryOfTheHost(Adapter):
+    """Answer ``mem_get_info`` from the host's memory where vLLM computes on the CPU."""
+
+    name = "device.mem_get_info"
+    target = "torch.cuda.mem_get_info or the downstream's own mem_get_info"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = "Nothing: vLLM's CPU platform has no CUDA memory to ask for."
+    relies = (
+        "Sizes the KV cache by torch.cuda.mem_get_info (0.3.0) or by its own mem_get_info (0.4.x),"
+        " which raises or answers (0, 0)."
+    )
+    does = (
+        "Answers with VLLM_CPU_KVCACHE_SPACE (GiB) where it is set, else with the host's free and"
+        " total memory. In force only where vLLM is a CPU build."
+    )
+    until = "the downstream asks vLLM's platform."
+    shown_by = "llama, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0 CPU build: no KV cache can be sized"
+
+    def need(self, case: Case) -> Need | None:
+        if case.environment.device != "cpu":
+            return None
+        sites = self._sites(case)
+        if not sites:
+            return None
+        # Its own function is patched under the name that the generator binds, CUDA's in place.
+        own = sites[0].symbol.partition(".")[0] == case.roles.package
+        module = case.roles.generator_module if own else sites[0].symbol.rpartition(".")[0]
+        return Need(
+            f"{sites[0].where} asks CUDA for free memory, and this vLLM computes on the CPU",
+            targets=(f"{module}:mem_get_info",),
+        )
+
+    @staticmethod
+    def _sites(case: Case) -> list[CallSite]:
+        module = case.roles.generator_module
+        return [
+            site
+            for site in case.contract.other_calls
+            if site.module == module and site.symbol.rpartition(".")[2] == "mem_get_info"
+        ]
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def host(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return _host_memory()
+
+        for target in plan.step(self.name).targets:
+            transaction.wrap(target, host)
+
+
+def _host_memory() -> tuple[int, int]:
+    """Return (free, total) in bytes, like ``torch.cuda.mem_get_info``."""
+    asked = os.environ.get("VLLM_CPU_KVCACHE_SPACE")
+    if asked and float(asked) > 0:
+        space = int(float(asked) * 2**30)
+        return space, space
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total

@@ -1,0 +1,140 @@
+"""``vllm.v1.executor``: stepping workers and asking them, by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.drift import FindingKind
+from vllm_compat.engine import belongs, current_call
+from vllm_compat.errors import GuardError
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+EXECUTOR = "vllm.v1.executor.multiproc_executor.MultiprocExecutor"
+
+
+class TwoPhaseStep(Adapter):
+    """Complete each step with ``sample_tokens``."""
+
+    name = "executor.two_phase_step"
+    target = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.execute_model"
+    vllm = ">=0.11.1"
+    downstream = "<0.4"
+    changed = (
+        "0.11.1 split a step in two: execute_model may return None and must then be completed by"
+        " sample_tokens."
+    )
+    relies = "Calls execute_model alone."
+    does = "Calls sample_tokens(None) when execute_model has returned None: one forward, one sampling."
+    until = "speculators 0.3.0 is out of use; 0.4.0 calls sample_tokens itself."
+    shown_by = (
+        "llama, speculators 0.3.0, vLLM 0.16.0, two generate() calls: `State error: sample_tokens()"
+        " must be called after execute_model() returns None`"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        if not case.calls(f"{EXECUTOR}.execute_model"):
+            return None
+        if case.calls(f"{EXECUTOR}.sample_tokens"):
+            return None
+        if case.surface.resolve(f"{EXECUTOR}.sample_tokens") is None:
+            return None
+        return Need(
+            "a step has two phases and the downstream never calls the second",
+            case.found(FindingKind.RETURN_SHAPE, f"{EXECUTOR}.execute_model"),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        package = plan.roles.package
+
+        def complete(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            output = wrapped(*args, **kwargs)
+            if output is None and belongs(instance.vllm_config, package):
+                return instance.sample_tokens(None)
+            return output
+
+        transaction.wrap(
+            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.execute_model", complete
+        )
+
+
+class UniqueReply(Adapter):
+    """Give the captured states back in the list that the downstream expects."""
+
+    name = "executor.unique_reply"
+    target = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.collective_rpc"
+    vllm = ">=0.11.1"
+    downstream = "<0.4"
+    changed = "0.11.1: collective_rpc(unique_reply_rank=…) returns the bare reply, not a list of one."
+    relies = (
+        "Takes [0] of the reply, which is then the first layer's tensor; every token is saved as if"
+        " it were a layer (771 tensors of shape [512] a sample, without an error)."
+    )
+    does = "Puts the reply of such a call into a list of one."
+    until = "speculators 0.3.0 is out of use."
+    shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: the truth value of a tensor is ambiguous"
+
+    def need(self, case: Case) -> Need | None:
+        signature = case.surface.signature(f"{EXECUTOR}.collective_rpc")
+        if signature is None or (signature.returns or "").startswith("list["):
+            return None
+        sites = tuple(
+            site
+            for site in case.calls(f"{EXECUTOR}.collective_rpc")
+            if site.keyword("unique_reply_rank") is not None
+            and any(use.how == "subscript" and use.detail == "0" for use in site.uses)
+        )
+        if not sites:
+            return None
+        return Need(
+            f"collective_rpc(unique_reply_rank=…) returns the bare reply, {sites[0].where} takes [0]"
+            " of it",
+            case.found(FindingKind.RETURN_SHAPE, f"{EXECUTOR}.collective_rpc"),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        package = plan.roles.package
+
+        def enlist(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            reply = wrapped(*args, **kwargs)
+            method = args[0] if args else kwargs.get("method")
+            if (
+                kwargs.get("unique_reply_rank") is None
+                or not belongs(instance.vllm_config, package)
+                or method != "_get_captured_states"
+            ):
+                return reply
+            return [_in_input_order(reply) if isinstance(reply, dict) else reply]
+
+        transaction.wrap(
+            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc", enlist
+        )
+
+
+def _in_input_order(states: dict[str, list[Any]]) -> list[Any]:
+    """Return one tensor per layer, the requests' rows one after another as they were added.
+
+    Raises:
+        GuardError: A request has no rows, or another number than its prompt has tokens.
+    """
+    import torch
+
+    call = current_call()
+    if call is None:
+        raise GuardError("Captured states were fetched outside of a generate() call.")
+    for request_id, prompt in call.prompts.items():
+        rows = [len(layer) for layer in states.get(request_id, ())]
+        if not rows or any(n != len(prompt) for n in rows):
+            raise GuardError(
+                f"Request {request_id} has {len(prompt)} prompt tokens, but its layers have"
+                f" {rows or 'no'} rows; nothing of this batch may be used."
+            )
+    layers = zip(*(states[request_id] for request_id in call.prompts), strict=True)
+    return [torch.cat(layer) for layer in layers]

@@ -1,0 +1,132 @@
+"""``vllm.v1.core.kv_cache_utils``: planning the KV cache by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.drift import FindingKind
+from vllm_compat.engine import current_build
+from vllm_compat.errors import PatchError
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+FROM_GROUPS = "vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups"
+
+
+class SpecsArgument(Adapter):
+    """Drop ``kv_cache_specs`` from ``get_kv_cache_config_from_groups``."""
+
+    name = "kv_cache.specs_argument"
+    target = "get_kv_cache_config_from_groups, as the downstream binds it"
+    vllm = ">=0.12.0"
+    downstream = "<0.4"
+    changed = "0.12.0 dropped the argument: the groups hold the specs."
+    relies = "Passes kv_cache_specs=…, as 0.11 wanted it."
+    does = "Leaves the argument out where the function no longer takes it."
+    until = "speculators 0.3.0 is out of use."
+    shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: unexpected keyword argument"
+
+    def need(self, case: Case) -> Need | None:
+        found = case.found(FindingKind.PARAMETER_REMOVED, FROM_GROUPS, "kv_cache_specs")
+        if not found or EngineCorePlans().need(case):  # that one answers the call itself
+            return None
+        return Need("get_kv_cache_config_from_groups takes no kv_cache_specs", found)
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def drop(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            kwargs.pop("kv_cache_specs", None)
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap(
+            f"{plan.roles.generator_module}:get_kv_cache_config_from_groups", drop
+        )
+
+
+class EngineCorePlans(Adapter):
+    """Let the release's own engine core plan and set up the KV cache."""
+
+    name = "kv_cache.engine_core"
+    target = "get_kv_cache_config_from_groups, as the downstream binds it, and initialize_from_config"
+    vllm = ">=0.29.0"
+    downstream = "<0.5"
+    changed = (
+        "0.29.0: the KV cache layout must be resolved among all workers before the cache is planned;"
+        " 0.27.0 had moved the warm-up out of initialize_from_config; block sizes are settled by the"
+        " attention backends in the workers. All these steps stand in the engine core, which the"
+        " downstream does not use."
+    )
+    relies = "Plans one KV cache configuration by hand and hands it to the executor."
+    does = (
+        "Answers the downstream's planning call by running this release's own"
+        " EngineCore._initialize_kv_caches over the downstream's executor, with the memory that the"
+        " downstream has set aside; its initialize_from_config has then been done already."
+    )
+    until = "the downstream starts vLLM through its engine."
+    shown_by = (
+        "llama, speculators 0.4.0.1, vLLM 0.32.0: `KV cache layout has not been resolved yet`"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        cache_config = case.surface.resolve("vllm.config.CacheConfig")
+        if cache_config is None or "get_resolved_kv_cache_layout" not in cache_config.members:
+            return None
+        sites = case.calls(FROM_GROUPS)
+        if not sites:
+            return None
+        return Need(
+            f"{sites[0].where} plans the KV cache by hand, before its layout is resolved",
+            case.found(FindingKind.PARAMETER_REMOVED, FROM_GROUPS),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def by_engine_core(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            build = current_build()
+            if build is None:
+                return wrapped(*args, **kwargs)
+            generator = build.generator
+            config = kwargs["vllm_config"]
+            config.cache_config.kv_cache_memory_bytes = int(kwargs["available_memory"])
+            planned = _engine_core_over(generator.executor, config)
+            generator.__dict__["_vllm_compat_kv_cache"] = planned
+            return planned
+
+        def once(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            build = current_build()
+            done = build and build.generator.__dict__.pop("_vllm_compat_kv_cache", None)
+            if done is not None and build and instance is build.generator.executor:
+                return None
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap(
+            f"{plan.roles.generator_module}:get_kv_cache_config_from_groups", by_engine_core
+        )
+        transaction.wrap(
+            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.initialize_from_config", once
+        )
+
+
+def _engine_core_over(executor: Any, vllm_config: Any) -> Any:
+    """Run this release's own KV cache set-up over an executor; return the scheduler's config."""
+    from vllm.v1.engine.core import EngineCore
+
+    core = object.__new__(EngineCore)
+    core.vllm_config = vllm_config
+    core.model_executor = executor
+    core.available_gpu_memory_for_kv_cache = -1
+    answer = core._initialize_kv_caches(vllm_config)
+    found = [
+        part
+        for part in (answer if isinstance(answer, tuple) else (answer,))
+        if hasattr(part, "kv_cache_groups")
+    ]
+    if len(found) != 1:
+        raise PatchError(
+            "This vLLM's EngineCore._initialize_kv_caches returns no KV cache configuration"
+            f" ({type(answer).__name__}): a newer vllm_compat is needed for it."
+        )
+    return found[0]

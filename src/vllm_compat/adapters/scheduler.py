@@ -1,0 +1,234 @@
+"""``vllm.v1.core.sched.scheduler``: stepping the scheduler by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.drift import FindingKind
+from vllm_compat.engine import belongs, current_call
+from vllm_compat.errors import CapacityError
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+
+
+class BlockSize(Adapter):
+    """Give ``Scheduler`` the block size that the KV cache has."""
+
+    name = "scheduler.block_size"
+    target = "vllm.v1.core.sched.scheduler.Scheduler.__init__"
+    vllm = ">=0.11.1"
+    downstream = "<0.5"
+    changed = (
+        "0.11.1 added the required argument `block_size`; from 0.29.0 on the size in use is settled"
+        " by the attention backends, not by the configuration as first given."
+    )
+    relies = "0.3.0 builds Scheduler without it, 0.4.x with a constant 16."
+    does = "Gives the size that the planned cache has, which is what the engine core gives."
+    until = "the downstream takes the size from the cache configuration."
+    shown_by = (
+        "llama, speculators 0.3.0, vLLM 0.16.0: missing argument block_size; speculators 0.4.0.1,"
+        " vLLM 0.32.0: the scheduler's blocks are not the cache's"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        found = case.found(FindingKind.PARAMETER_REQUIRED, SCHEDULER, "block_size")
+        if found:
+            return Need("Scheduler requires block_size, which is not given", found)
+        cache_config = case.surface.resolve("vllm.config.CacheConfig")
+        settled = cache_config and "get_resolved_kv_cache_layout" in cache_config.members
+        given = [site for site in case.calls(SCHEDULER) if site.keyword("block_size")]
+        if settled and given:
+            return Need(f"{given[0].where} gives a constant, the backends settle the block size")
+        return None
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        package = plan.roles.package
+
+        def supply(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            config = kwargs.get("vllm_config")
+            if config is not None and belongs(config, package):
+                kwargs["block_size"] = config.cache_config.block_size
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap("vllm.v1.core.sched.scheduler:Scheduler.__init__", supply)
+
+
+@dataclass
+class _Admission:
+    """What one scheduler has taken in and what waits before its door.
+
+    Block counts are upper bounds: every group's share of the whole prompt, no prefix shared.
+    """
+
+    capacity: int
+    block_sizes: tuple[int, ...]
+    waiting: deque[Any] = field(default_factory=deque)
+    admitted: dict[str, Any] = field(default_factory=dict)
+    undelivered: set[str] = field(default_factory=set)
+    passing: bool = False  # our own call into the scheduler is under way
+
+    def blocks(self, request: Any) -> int:
+        """Return how many KV blocks the request's prompt can take at most."""
+        tokens = request.num_prompt_tokens
+        return sum(math.ceil(tokens / size) for size in self.block_sizes)
+
+    @property
+    def free(self) -> int:
+        """Return how many blocks the admitted requests leave."""
+        return self.capacity - sum(self.blocks(r) for r in self.admitted.values())
+
+
+class WholePrompts(Adapter):
+    """Let every prompt be computed to its end, once, and give its place to the next."""
+
+    name = "scheduler.whole_prompts"
+    target = "vllm.v1.core.sched.scheduler.Scheduler.{add_request,schedule,finish_requests}"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing: chunked prefill, preemption and the limit of running requests are vLLM's normal"
+        " behaviour, on every release."
+    )
+    relies = (
+        "0.3.0 finishes each request after its first step, prefilled or not. 0.4.x keeps finished"
+        " prompts running, so that request 33 never starts (`Request req_0_32 not found in captured"
+        " states`), and counts recomputed tokens of preempted requests as progress, so that rows"
+        " are missing. Both throw away the scheduler output that tells workers which requests have"
+        " ended."
+    )
+    does = (
+        "Holds requests back until the KV cache can hold their whole prompt, so that none is"
+        " preempted; finishes a request when its prompt is computed, and not before; hands ids of"
+        " finished requests on with the next step. A prompt that can never fit is an error before"
+        " the batch starts."
+    )
+    until = "the downstream drives chunked prefill to its end by itself."
+    shown_by = (
+        "llama, speculators 0.4.0.1, vLLM 0.16.0: 40 prompts fail, 15 KV blocks give 32 rows for 63"
+        " tokens; speculators 0.3.0: a cut prompt ends after its first chunk"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        if not case.calls(f"{SCHEDULER}.schedule") or not case.calls(f"{SCHEDULER}.add_request"):
+            return None
+        if case.calls(f"{SCHEDULER}.update_from_output"):
+            return None
+        return Need(
+            "the downstream steps the scheduler without update_from_output, so nothing else ends a"
+            " prompt or keeps it from being cut"
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        package = plan.roles.package
+        doors: WeakKeyDictionary[Any, _Admission] = WeakKeyDictionary()
+
+        def door(scheduler: Any) -> _Admission | None:
+            if not belongs(getattr(scheduler, "vllm_config", None), package):
+                return None
+            if scheduler not in doors:
+                config = scheduler.kv_cache_config
+                # One block is vLLM's null block and never holds a row.
+                doors[scheduler] = _Admission(
+                    capacity=config.num_blocks - 1,
+                    block_sizes=tuple(
+                        group.kv_cache_spec.block_size for group in config.kv_cache_groups
+                    ),
+                )
+            return doors[scheduler]
+
+        def add_request(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            admission = door(instance)
+            if admission is None or admission.passing:
+                return wrapped(*args, **kwargs)
+            (request,) = args or (kwargs["request"],)
+            needed = admission.blocks(request)
+            if needed > admission.capacity:
+                raise CapacityError(
+                    f"Request {request.request_id} has {request.num_prompt_tokens} tokens and needs"
+                    f" {needed} KV cache blocks, but this run has only {admission.capacity}: raise"
+                    " gpu_memory_utilization or the number of GPUs, or shorten the sequences."
+                )
+            admission.waiting.append(request)
+            return None
+
+        def schedule(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            admission = door(instance)
+            if admission is None:
+                return wrapped(*args, **kwargs)
+            done = [
+                request_id
+                for request_id, request in admission.admitted.items()
+                if request.num_computed_tokens >= request.num_prompt_tokens
+            ]
+            admission.passing = True
+            try:
+                if done:
+                    _finish(instance, done)
+                    for request_id in done:
+                        del admission.admitted[request_id]
+                while admission.waiting:
+                    if admission.blocks(admission.waiting[0]) > admission.free:
+                        break
+                    request = admission.waiting.popleft()
+                    admission.admitted[request.request_id] = request
+                    instance.add_request(request)
+            finally:
+                admission.passing = False
+            if admission.undelivered:
+                instance.finished_req_ids |= admission.undelivered
+                admission.undelivered = set()
+            output = wrapped(*args, **kwargs)
+            if not output.total_num_scheduled_tokens:
+                # The downstream drops this output, and with it the news of what has finished.
+                admission.undelivered |= set(output.finished_req_ids)
+            return output
+
+        def finish_requests(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            admission = door(instance)
+            if admission is None or admission.passing:
+                return wrapped(*args, **kwargs)
+            given, *rest = args if args else (kwargs.pop("request_ids"),)
+            ids: Iterable[str] = (given,) if isinstance(given, str) else tuple(given)
+            call = current_call()
+            over = call is None or call.over
+            if over:
+                admission.waiting = deque(r for r in admission.waiting if r.request_id not in ids)
+            held = {request.request_id for request in admission.waiting}
+            now = []
+            for request_id in ids:
+                request = admission.admitted.get(request_id)
+                if request_id in held:
+                    continue
+                if request is not None:
+                    if not over and request.num_computed_tokens < request.num_prompt_tokens:
+                        continue
+                    del admission.admitted[request_id]
+                now.append(request_id)
+            return wrapped(now, *rest, **kwargs)
+
+        module = "vllm.v1.core.sched.scheduler"
+        transaction.wrap(f"{module}:Scheduler.add_request", add_request)
+        transaction.wrap(f"{module}:Scheduler.schedule", schedule)
+        transaction.wrap(f"{module}:Scheduler.finish_requests", finish_requests)
+
+
+def _finish(scheduler: Any, request_ids: list[str]) -> None:
+    from vllm.v1.request import RequestStatus
+
+    scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)

@@ -1,0 +1,60 @@
+"""The generator's tokenizer: remote code where, and only where, the user named the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.engine import current_build
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+FROM_PRETRAINED = "transformers.AutoTokenizer.from_pretrained"
+CONFIG_FROM_PRETRAINED = "transformers.AutoConfig.from_pretrained"
+
+
+class RemoteCode(Adapter):
+    """Load the generator's tokenizer with the trust that it has for the model's configuration."""
+
+    name = "tokenizer.trust_remote_code"
+    target = "transformers.AutoTokenizer.from_pretrained"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = "Nothing: Kimi-K2.5's tokenizer has always been remote code."
+    relies = (
+        "Reads the tokenizer without trust_remote_code; its very next line reads the configuration"
+        " of the same model with it."
+    )
+    does = (
+        "Adds trust_remote_code=True while a generator is being built, for the path that it was"
+        " built with, and for no other."
+    )
+    until = "the downstream passes the argument."
+    shown_by = "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the tokenizer's remote code is refused"
+
+    def need(self, case: Case) -> Need | None:
+        module = case.roles.generator_module
+        tokenizer = [s for s in case.contract.others(FROM_PRETRAINED) if s.module == module]
+        config = [s for s in case.contract.others(CONFIG_FROM_PRETRAINED) if s.module == module]
+        if not tokenizer or any(s.keyword("trust_remote_code") for s in tokenizer):
+            return None
+        if not any(s.keyword("trust_remote_code") == "True" for s in config):
+            return None
+        return Need(
+            f"{tokenizer[0].where} loads the tokenizer without trust_remote_code, {config[0].where}"
+            " trusts the same model's configuration"
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def trust(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+            build = current_build()
+            if build is not None and path == build.model_path:
+                kwargs.setdefault("trust_remote_code", True)
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap(
+            "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained", trust
+        )

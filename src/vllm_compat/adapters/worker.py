@@ -1,0 +1,82 @@
+"""The downstream's worker extension: hidden states captured by hooks, rows by request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.drift import FindingKind
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+_KEY = "_vllm_compat_capture"
+
+
+class CaptureByHooks(Adapter):
+    """Capture with forward hooks instead of the downstream's own loop over one model family."""
+
+    name = "worker.capture"
+    target = "HiddenStatesWorkerExtension, as the downstream names it"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "0.11.1 renamed the models' get_input_embeddings to embed_input_ids; Kimi-K2.5 (0.15.0) nests"
+        " its layers and is no SupportsEagle3 before 0.18.0; model runner V2 (0.22 … 0.29) has no"
+        " input_batch."
+    )
+    relies = (
+        "Replaces the model's forward by a loop that knows one family (`layer(hidden_states=…,"
+        " positions=…, residual=…)`); 0.3.0 cuts rows by offset, wrong for a prompt in chunks."
+    )
+    does = (
+        "Leaves the forward alone, adds forward hooks to the layers asked for, and attributes the"
+        " rows of each step to requests by the batch's own order."
+    )
+    until = "the downstream captures without replacing forward."
+    processes = frozenset({"driver", "worker"})
+    shown_by = (
+        "llama, speculators 0.3.0, vLLM 0.16.0: 'LlamaModel' object has no attribute"
+        " 'get_input_embeddings'; gpt_neox, speculators 0.4.0.1: its layers return no pair"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        if case.environment.capture == "stock" or not case.roles.extension:
+            return None
+        bound = [
+            site
+            for site in case.contract.others("types.MethodType")
+            if site.module == case.roles.extension_module
+        ]
+        if not bound:
+            return None
+        module = case.roles.extension_module
+        return Need(
+            f"{bound[0].where} replaces the model's forward by a loop for one model family",
+            tuple(
+                finding
+                for finding in case.findings
+                if finding.kind is FindingKind.ATTRIBUTE_MISSING
+                and all(site.module == module for site in finding.sites)
+            ),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        module, _, cls = plan.roles.extension.partition(":")
+
+        def setup(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            from vllm_compat.capture.worker import Capture
+
+            layer_ids = args[0] if args else kwargs["layer_ids"]
+            setattr(instance, _KEY, Capture(instance, layer_ids))
+
+        def reset(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            getattr(instance, _KEY).reset()
+
+        def states(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return getattr(instance, _KEY).states()
+
+        transaction.wrap(f"{module}:{cls}._setup_hidden_states_capture", setup)
+        transaction.wrap(f"{module}:{cls}._reset_capture", reset)
+        transaction.wrap(f"{module}:{cls}._get_captured_states", states)

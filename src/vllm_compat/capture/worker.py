@@ -1,0 +1,177 @@
+"""Capture in one worker: hooks on decoder layers, rows attributed to requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm_compat.capture.layers import decoder, residual_stream
+from vllm_compat.capture.rows import RowStore, Span, spans_of
+from vllm_compat.errors import GuardError
+
+logger = logging.getLogger(__name__)
+
+
+class Capture:
+    """What one worker captures, from set-up to the answer to ``_get_captured_states``.
+
+    The model's forward and its return value are left alone; only forward hooks on the layers asked
+    for are added, on tensor-parallel rank 0, since every rank computes the same rows. A forward
+    outside of a scheduled step (warm-up, profiling) is not captured.
+
+    ``layer_ids`` are the downstream's: id *k* is the residual stream after layer *k*. They are
+    returned in the order asked for, duplicates included.
+    """
+
+    def __init__(self, extension: Any, layer_ids: Sequence[int]) -> None:
+        self.runner = extension.model_runner
+        self.layer_ids = tuple(layer_ids)
+        self.unique_ids = tuple(sorted(set(layer_ids)))
+        self.strategy = "hooks"
+        self._handles: list[Any] = []
+        self._step: Any = None
+        self._captured: dict[int, Any] = {}
+        self._spans: tuple[Span, ...] | None = None
+        self._failure: str | None = None
+        self.store = RowStore(len(self.unique_ids))
+        self._order = batch_order(self.runner)
+        self.path = ""
+        if self._captures():
+            count = extension.vllm_config.model_config.hf_text_config.num_hidden_layers
+            self.path, module = decoder(self.runner.model, count)
+            for layer_id in self.unique_ids:
+                self._handles.append(
+                    module.layers[layer_id].register_forward_hook(self._hook(layer_id))
+                )
+            self._watch_steps()
+            logger.info(
+                "vllm_compat captures layers %s of %s.layers by forward hooks.",
+                list(self.layer_ids),
+                self.path,
+            )
+
+    @staticmethod
+    def _captures() -> bool:
+        from vllm.distributed import get_pp_group, get_tp_group
+
+        if get_pp_group().world_size != 1:
+            raise GuardError(
+                "Pipeline parallelism splits the layers over ranks, which this capture does not"
+                " serve: use tensor parallelism."
+            )
+        return bool(get_tp_group().rank_in_group == 0)
+
+    def _watch_steps(self) -> None:
+        execute_model = self.runner.execute_model
+
+        def watched(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dummy_run"):  # model runner V2 warms up through this method
+                return execute_model(scheduler_output, *args, **kwargs)
+            self._begin(scheduler_output)
+            try:
+                return execute_model(scheduler_output, *args, **kwargs)
+            finally:
+                self._end()
+
+        self.runner.execute_model = watched
+
+    def _begin(self, scheduler_output: Any) -> None:
+        self._captured.clear()
+        self._spans = None
+        self._step = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
+
+    def _end(self) -> None:
+        step, self._step = self._step, None
+        if step is None or self._failure:
+            return
+        try:
+            missing = [i for i in self.unique_ids if i not in self._captured]
+            if missing:
+                raise GuardError(f"A step ended without the layers {missing}.")
+            assert self._spans is not None
+            self.store.add(self._spans, [self._captured[i] for i in self.unique_ids])
+        except GuardError as error:
+            self._failure = str(error)
+        finally:
+            self._captured.clear()
+
+    def _hook(self, layer_id: int) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            if self._step is None or self._failure:
+                return
+            try:
+                if self._spans is None:
+                    self._spans = self._spans_now()
+                self._captured[layer_id] = residual_stream(output, str(layer_id))
+            except GuardError as error:
+                self._failure = str(error)
+
+        return hook
+
+    def _spans_now(self) -> tuple[Span, ...]:
+        step = self._step
+        computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+        cached = step.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return spans_of(self._order(), dict(step.num_scheduled_tokens), computed)
+
+    def reset(self) -> None:
+        """Forget what was captured; the next batch begins."""
+        self.store.clear()
+        self._failure = None
+
+    def states(self) -> dict[str, list[Any]] | None:
+        """Return ``{request id: [CPU tensor [tokens, hidden] per layer asked for]}``; forget it.
+
+        None on ranks that do not capture.
+
+        Raises:
+            GuardError: What was noticed during the steps.
+        """
+        import torch
+
+        if not self._handles:
+            return None
+        if self._failure:
+            failure = self._failure
+            self.reset()
+            raise GuardError(failure)
+        # The rows leave the device here. vLLM may pickle a reply in another thread (asynchronous
+        # scheduling), whose stream knows nothing of this one: a tensor still on the device would
+        # be read there before it is written.
+        collected = self.store.collect(lambda parts: torch.cat(list(parts)).cpu())
+        place = {layer_id: i for i, layer_id in enumerate(self.unique_ids)}
+        return {
+            request_id: [layers[place[layer_id]] for layer_id in self.layer_ids]
+            for request_id, layers in collected.items()
+        }
+
+
+def batch_order(runner: Any) -> Callable[[], list[str]]:
+    """Return a function that tells the batch's request ids in row order, during a step.
+
+    Model runner V1 holds them in ``input_batch.req_ids``. V2 has no ``input_batch``; it sorts
+    requests by length and returns the order in ``prepare_inputs(…).req_ids``, which is watched.
+
+    Raises:
+        GuardError: The runner is of neither kind: rows could go to the wrong request.
+    """
+    if hasattr(runner, "input_batch"):
+        return lambda: [r for r in runner.input_batch.req_ids if r is not None]
+    if hasattr(runner, "prepare_inputs"):
+        prepare = runner.prepare_inputs
+        latest: list[list[str]] = [[]]
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            batch = prepare(*args, **kwargs)
+            latest[0] = list(batch.req_ids)
+            return batch
+
+        runner.prepare_inputs = watched
+        return lambda: latest[0]
+    raise GuardError(
+        f"{type(runner).__module__}.{type(runner).__name__} tells the order of its batch in no way"
+        " that is known here; set VLLM_USE_V2_MODEL_RUNNER=0 or use a release that `vllm-compat"
+        " check` shows as usable."
+    )

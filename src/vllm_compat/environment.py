@@ -1,0 +1,169 @@
+"""What else decides besides source: versions and the device, read without importing any of them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "pydantic", "datasets", "huggingface-hub", "triton")
+"""Distributions whose version is part of every record."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Versions and device of one interpreter.
+
+    ``versions`` maps distribution names to version strings (absent where not installed);
+    ``device`` is ``cpu``, ``cuda``, ``rocm`` or ``unknown``, where ``cpu`` means that this vLLM
+    build computes on the CPU, whatever else the machine has.
+    ``capture`` is the capture strategy asked for: ``auto``, ``hooks`` or ``stock``. ``features``
+    are facts read from installed source, in the words of this module.
+    """
+
+    python: str
+    versions: tuple[tuple[str, str], ...]
+    device: str
+    capture: str = "auto"
+    features: tuple[str, ...] = ()
+
+    def version(self, name: str) -> str | None:
+        """Return the version of a distribution, or None."""
+        return dict(self.versions).get(name)
+
+
+TORCH_FOR_TYPING = "transformers.configuration_utils names torch, imported for type checking only"
+"""The feature that pydantic trips over when it evaluates PreTrainedConfig's annotations."""
+
+TOUCHES_CUDA = "importing the downstream calls torch.cuda.is_available"
+"""Without NVML that call initialises the driver, and forked workers cannot use the GPU then."""
+
+_MISSING = "missing "
+
+
+def missing_names(environment: Environment) -> dict[str, tuple[str, ...]]:
+    """Return ``{module: names}`` of what the downstream imports and transformers lacks."""
+    found: dict[str, tuple[str, ...]] = {}
+    for feature in environment.features:
+        if feature.startswith(_MISSING):
+            module, _, names = feature.removeprefix(_MISSING).partition(":")
+            found[module] = tuple(names.split(","))
+    return found
+
+
+def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...]:
+    """Read from source what transformers and the downstream are to each other.
+
+    ``downstream`` and ``transformers`` are package folders.
+    """
+    features = []
+    if any(map(_touches_cuda, sorted(downstream.rglob("*.py")))):
+        features.append(TOUCHES_CUDA)
+    if transformers is None:
+        return tuple(features)
+    if _torch_for_typing((transformers / "configuration_utils.py").read_text(encoding="utf-8")):
+        features.append(TORCH_FOR_TYPING)
+    wanted: dict[str, set[str]] = {}
+    for file in sorted(downstream.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "transformers." not in text:
+            continue
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers."):
+                assert node.module
+                wanted.setdefault(node.module, set()).update(a.name for a in node.names)
+    for module, names in sorted(wanted.items()):
+        place = transformers.joinpath(*module.split(".")[1:])
+        if not place.with_suffix(".py").exists() and not place.is_dir():
+            features.append(f"{_MISSING}{module}:{','.join(sorted(names))}")
+    return tuple(features)
+
+
+def _touches_cuda(file: Path) -> bool:
+    """Whether importing the file calls ``torch.cuda.is_available``, a decorator of its own included."""
+    text = file.read_text(encoding="utf-8")
+    if "cuda.is_available" not in text:
+        return False
+    tree = ast.parse(text)
+    decorators = {
+        part.id
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        for decorator in node.decorator_list
+        for part in ast.walk(decorator)
+        if isinstance(part, ast.Name)
+    }
+
+    def runs(node: ast.AST) -> bool:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            if getattr(node, "name", None) not in decorators:
+                return False
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.cuda.is_available":
+            return True
+        return any(map(runs, ast.iter_child_nodes(node)))
+
+    return runs(tree)
+
+
+def _torch_for_typing(source: str) -> bool:
+    """Whether the module's class annotations name torch, which it imports under TYPE_CHECKING."""
+    tree = ast.parse(source)
+    runtime = any(
+        alias.name.partition(".")[0] == "torch"
+        for node in tree.body
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    )
+    # As text, since annotations may be strings, or hold some: Union[str, "torch.dtype"].
+    named = any(
+        re.search(r"\btorch\b", ast.unparse(node.annotation))
+        for cls in tree.body
+        if isinstance(cls, ast.ClassDef)
+        for node in cls.body
+        if isinstance(node, ast.AnnAssign)
+    )
+    return named and not runtime
+
+
+def read_environment(
+    vllm_version: str,
+    vllm_distribution: str,
+    *,
+    capture: str = "auto",
+    features: tuple[str, ...] = (),
+    root: Path = Path("/"),
+) -> Environment:
+    """Read the running interpreter's environment from distribution records and device files.
+
+    ``root`` is where ``proc`` and ``dev`` are looked for, for tests. torch is not imported.
+    """
+    versions = []
+    for name in PACKAGES:
+        try:
+            versions.append((name, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            continue
+    return Environment(
+        python=platform.python_version(),
+        versions=tuple(versions),
+        device=_device(vllm_version, vllm_distribution, os.environ, root),
+        capture=capture,
+        features=features,
+    )
+
+
+def _device(version: str, distribution: str, environ: Mapping[str, str], root: Path) -> str:
+    if distribution.endswith("-cpu") or "cpu" in version.partition("+")[2].split("."):
+        return "cpu"
+    if environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        return "cpu"
+    if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidiactl").exists():
+        return "cuda"
+    if (root / "dev/kfd").exists():
+        return "rocm"
+    return "unknown"

