@@ -62,10 +62,10 @@ def check(name: str, dtype: str, tensor_parallel_size: int, folder: Path) -> flo
             vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, logprobs=1),
             use_tqdm=False,
         )
+        finished = time.monotonic()
     finally:
         # Newer releases (seen on 0.30.0) wait for their engine at exit, and it for them.
         llm.llm_engine.engine_core.shutdown()
-    finished = time.monotonic()
     worst = 0.0
     for prompt, logits, output in zip(prompts, reference.logits, outputs, strict=True):
         expected = logits.log_softmax(dim=-1)

@@ -35,7 +35,8 @@ def suite(vllm: str) -> list[dict[str, Any]]:
     for speculators in ("0.3.0", "0.4.0.1"):
         for model in ("llama", "deepseek_v3", "kimi_k25"):
             for name, environ in (("fork", fork), ("spawn", spawn)):
-                cells.append(cell(name, speculators, model, environ=environ, workers=started[name]))
+                workers = started[name]
+                cells.append(cell(name, speculators, model, environ=environ, workers=workers))
         cells.append(
             cell(
                 "TRITON_MLA",
@@ -59,6 +60,20 @@ def suite(vllm: str) -> list[dict[str, Any]]:
                         workers={"runner": runners[use]},
                     )
                 )
+    for speculators in ("0.3.0", "0.4.0.1"):
+        cells.append(
+            cell(
+                "launcher and stock's loop",
+                speculators,
+                "kimi_k25",
+                "--capture",
+                "stock",
+                "--already",
+                launcher=["--capture", "stock"],
+                environ=fork,
+                workers={"capture": "stock"},
+            )
+        )
     cells += ablation(v2, fork)
     return cells
 

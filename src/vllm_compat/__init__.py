@@ -13,9 +13,10 @@ Importing this package imports nothing else: no wrapt, torch, vLLM or downstream
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` would cost more than all the rest of this module
 if TYPE_CHECKING:
+    from typing import Any
+
     from vllm_compat.process import Status, apply, revert, status
 
 __version__ = "0.1.0.dev0"

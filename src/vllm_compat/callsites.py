@@ -22,12 +22,22 @@ VLLM = "vllm"
 
 # The class that vLLM mixes a worker extension into, on the platforms with a plain GPU or CPU.
 WORKER = "vllm.v1.worker.gpu_worker.Worker"
+_HOOK = "worker_extension_cls"
 
 _IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError"})
 _ALL_ERRORS = frozenset({"Exception", "BaseException"})
 _CALL_ERRORS = frozenset({"AttributeError", "TypeError"})
+# ``hasattr(self, …)`` asks for the downstream's own state.
+_OWN_TEST = re.compile(r"hasattr\((self|model|config)\b")
+# What a test's outcome is assigned from.
+_TESTING = (ast.Compare, ast.Call, ast.BoolOp, ast.UnaryOp, ast.Attribute, ast.IfExp)
+# Bases that bring no attributes of their own.
+_PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol"})
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
-_VERSION_TEST = re.compile(r"version|is_\w*available|find_spec|signature\(", re.IGNORECASE)
+_VERSION_TEST = re.compile(
+    r"version|^is_\w*available$|^find_spec$|^signature$|^hasattr$|^getfullargspec$|^__code__$",
+    re.IGNORECASE,
+)
 
 
 def is_vllm(path: str) -> bool:
@@ -40,13 +50,17 @@ class _Value:
     """What is known of an expression.
 
     ``paths`` are dotted names, ``instance`` whether the value is an instance of the class they
-    name, ``items`` the paths of what it contains, ``calls`` the calls whose result it is.
+    name, ``items`` the paths of what it contains, ``calls`` the calls whose result it is,
+    ``unbound`` whether it is a method that was looked up on its class, ``exact`` whether an
+    instance is of that very class and of none derived from it.
     """
 
     paths: tuple[str, ...] = ()
     instance: bool = False
     items: tuple[str, ...] = ()
     calls: tuple[tuple[str, int, int], ...] = ()
+    unbound: bool = False
+    exact: bool = False
 
     def __or__(self, other: _Value) -> _Value:
         if self == other:
@@ -56,6 +70,8 @@ class _Value:
             self.instance or other.instance,
             tuple(dict.fromkeys((*self.items, *other.items))),
             tuple(dict.fromkeys((*self.calls, *other.calls))),
+            self.unbound or other.unbound,
+            self.exact and other.exact,
         )
 
 
@@ -94,8 +110,12 @@ class _Draft:
 
 
 def _is_class_name(path: str) -> bool:
-    last = path.rsplit(".", 1)[-1].lstrip("_")
-    return last[:1].isupper() and not last.isupper()
+    """Whether a name is a class's by its looks: ``Request``, ``_Private``, ``LLM``; no constant."""
+    *above, last = path.split(".")
+    last = last.lstrip("_")
+    if last.isupper():
+        return "_" not in last and not (above and above[-1][:1].isupper())
+    return last[:1].isupper() and "(" not in last and "[" not in last
 
 
 def _result(path: str) -> str:
@@ -112,6 +132,7 @@ class _Package:
         self.classes: dict[str, _Class] = {}
         self.functions: dict[str, ast.expr | None] = {}
         self.hooks: set[str] = set()
+        self.tests: set[str] = set()
         self.busy: set[str] = set()
 
     def ours(self, path: str) -> bool:
@@ -153,51 +174,51 @@ class _Package:
             self.busy.discard(module_name)
         return module.names.get(name, _Value((f"{module_name}.{name}",)))
 
-    def attribute(self, path: str, name: str) -> _Value | None:
-        """Return the value of an attribute of one of the package's classes, bases included."""
+    def _line(self, path: str) -> Iterator[_Class | str]:
+        """Iterate over a class of the package and its bases; those outside come as their names."""
         seen: set[str] = set()
         todo = [path]
         while todo:
             current = todo.pop(0)
-            known = self.classes.get(current)
-            if known is None or current in seen:
+            if current in seen:
                 continue
             seen.add(current)
-            if name in known.attributes:
-                return known.attributes[name]
+            known = self.classes.get(current)
+            if known is None:
+                yield current
+                continue
+            yield known
             todo += known.bases
+            if current in self.hooks:
+                todo.append(WORKER)  # vLLM adds the extension to the worker's bases
+
+    def attribute(self, path: str, name: str) -> _Value | None:
+        """Return the value of an attribute of one of the package's classes, bases included."""
+        for cls in self._line(path):
+            if isinstance(cls, _Class) and name in cls.attributes:
+                return cls.attributes[name]
         return None
 
     def defines(self, path: str, name: str) -> bool:
         """Whether one of the package's classes, or a base in the package, defines a name."""
-        seen: set[str] = set()
-        todo = [path]
-        while todo:
-            current = todo.pop(0)
-            known = self.classes.get(current)
-            if known is None or current in seen:
-                continue
-            seen.add(current)
-            if name in known.names:
-                return True
-            todo += known.bases
-        return False
+        return any(isinstance(cls, _Class) and name in cls.names for cls in self._line(path))
 
-    def vllm_bases(self, path: str) -> list[str]:
+    def vllm_bases(self, path: str) -> tuple[str, ...]:
         """Return the vLLM classes that one of the package's classes derives from."""
-        found: list[str] = []
-        seen: set[str] = set()
-        todo = [path]
-        while todo:
-            current = todo.pop(0)
-            if is_vllm(current):
-                found.append(current)
-            elif current in self.classes and current not in seen:
-                seen.add(current)
-                todo += self.classes[current].bases
-                if current in self.hooks:
-                    todo.append(WORKER)  # vLLM adds the extension to the worker's bases
-        return found
+        return tuple(c for c in self._line(path) if isinstance(c, str) and is_vllm(c))
+
+    def own_heir_defines(self, path: str, name: str) -> bool:
+        """Whether a class of the package derives from a vLLM class and defines a name."""
+        return any(
+            name in cls.names and path in self.vllm_bases(own) for own, cls in self.classes.items()
+        )
+
+    def has_other_bases(self, path: str) -> bool:
+        """Whether a class derives from something that is neither the package's nor vLLM's."""
+        return any(
+            isinstance(c, str) and not is_vllm(c) and c.rsplit(".", 1)[-1] not in _PLAIN_BASES
+            for c in self._line(path)
+        )
 
 
 class _Reader(ast.NodeVisitor):
@@ -216,6 +237,7 @@ class _Reader(ast.NodeVisitor):
         self.optional_calls = 0
         self.guards: list[str] = []
         self.tested: list[str] = []
+        self.needs: list[str] = []
         self.unless: list[tuple[str, ...]] = []
         self.deferred: list[Callable[[], None]] = []
         self.uses: dict[tuple[str, int, int], dict[Use, None]] = {}
@@ -247,6 +269,8 @@ class _Reader(ast.NodeVisitor):
         call: ast.Call | None = None,
         optional: bool = False,
         store: bool = False,
+        any_of: Iterable[str] = (),
+        unbound: bool = False,
     ) -> None:
         if self.out is None:
             return
@@ -281,6 +305,9 @@ class _Reader(ast.NodeVisitor):
                 guard=" and ".join(self.guards),
                 unless=tuple(name for names in self.unless for name in names),
                 store=store,
+                any_of=tuple(other for other in any_of if other != symbol),
+                unbound=unbound,
+                needs=tuple(self.needs),
             ),
             self.key(call) if call is not None else None,
             is_vllm(symbol),
@@ -330,10 +357,18 @@ class _Reader(ast.NodeVisitor):
     def on_IfExp(self, node: ast.IfExp) -> _Value:
         self.test(node.test)
         with_guard = self.guard_of(node.test)
+        tested = list(_tested_names(node.test))
         self.guards += with_guard
+        self.tested += tested
+        before = dict(self.env)
+        self.narrow(node.test)
         left = self.evaluate(node.body)
+        self.env = dict(before)
+        self.narrow(node.test, False)
         right = self.evaluate(node.orelse)
+        self.env = before
         del self.guards[len(self.guards) - len(with_guard) :]
+        del self.tested[len(self.tested) - len(tested) :]
         return left | right
 
     def on_BoolOp(self, node: ast.BoolOp) -> _Value:
@@ -364,11 +399,21 @@ class _Reader(ast.NodeVisitor):
             if isinstance(operator, (ast.In, ast.NotIn)):
                 self.use(values[index + 1], "contains")
             else:
-                sign = ast.unparse(ast.Compare(ast.Name("x"), [operator], [operands[index + 1]]))
-                self.use(values[index], "compared", sign[2:])
+                if values[index].calls and self.out is not None:
+                    whole = ast.Compare(ast.Name("x"), [operator], [operands[index + 1]])
+                    self.use(values[index], "compared", ast.unparse(whole)[2:])
         return NOTHING
 
+    def narrowed(self, node: ast.expr) -> _Value | None:
+        """Return what an ``isinstance`` test says of an attribute or item."""
+        if any("." in name or "[" in name for name in self.env):
+            return self.env.get(self.source(node))
+        return None
+
     def on_Attribute(self, node: ast.Attribute) -> _Value:
+        known = self.narrowed(node)
+        if known is not None:
+            return known
         value = self.evaluate(node.value)
         return self.attribute(value, node.attr, node)
 
@@ -377,44 +422,39 @@ class _Reader(ast.NodeVisitor):
     ) -> _Value:
         """Return what is known of ``value.name``; ``read`` notes it as a call site."""
         self.use(value, "attribute", name)
-        paths: list[str] = []
-        instance = False
-        items: tuple[str, ...] = ()
-        calls: tuple[tuple[str, int, int], ...] = ()
+        found = NOTHING
+        symbols: list[str] = []
+        unbound = False
         for path in value.paths:
             if is_vllm(path):
-                symbol = f"{path}.{name}"
-                if read:
-                    self.emit(SiteKind.ATTRIBUTE, symbol, node, optional=optional)
-                paths.append(symbol)
+                inexact = value.instance and not value.exact
+                if inexact and self.package.own_heir_defines(path, name):
+                    continue  # annotated as vLLM's class, and may be the downstream's own
+                symbols.append(f"{path}.{name}")
+                unbound |= not value.instance and _is_class_name(path)
             elif path in self.package.classes:
                 known = self.package.attribute(path, name)
+                bases = self.package.vllm_bases(path)
+                dunder = name.startswith("__") and name.endswith("__")
                 if known is not None:
-                    paths += known.paths
-                    instance |= known.instance
-                    items += known.items
-                    calls += known.calls
-                elif not self.package.defines(path, name):
-                    for base in self.package.vllm_bases(path):
-                        if name.startswith("__") and name.endswith("__"):
-                            continue
-                        symbol = f"{base}.{name}"
-                        if read:
-                            self.emit(SiteKind.ATTRIBUTE, symbol, node, optional=optional)
-                        paths.append(symbol)
-                    if not paths:
-                        paths.append(f"{path}.{name}")
-                else:
-                    paths.append(f"{path}.{name}")
+                    found = found | known
+                elif self.package.defines(path, name) or dunder or not bases:
+                    found = found | _Value((f"{path}.{name}",))
+                elif not self.package.has_other_bases(path):
+                    symbols += [f"{base}.{name}" for base in bases]
             elif self.package.ours(path) and self.package.files.locate(path) and not value.instance:
-                other = self.package.name_in(path, name)
-                paths += other.paths
-                instance |= other.instance
+                found = found | self.package.name_in(path, name)
             else:
-                paths.append(f"{path}.{name}")
-        return _Value(tuple(dict.fromkeys(paths)), instance, items, calls)
+                found = found | _Value((f"{path}.{name}",))
+        if read:
+            for symbol in symbols:
+                self.emit(SiteKind.ATTRIBUTE, symbol, node, optional=optional, any_of=symbols)
+        return found | _Value(tuple(dict.fromkeys(symbols)), unbound=unbound)
 
     def on_Subscript(self, node: ast.Subscript) -> _Value:
+        known = self.narrowed(node)
+        if known is not None:
+            return known
         value = self.evaluate(node.value)
         self.evaluate(node.slice)
         self.use(value, "subscript", self.source(node.slice))
@@ -500,7 +540,7 @@ class _Reader(ast.NodeVisitor):
             value = self.attribute(base, node.func.attr, node.func, read=False)
         else:
             value = self.evaluate(node.func)
-        name = self.callee(node.func, value)
+        name = self.callee(node.func, value) if self.out is not None else ""
         for index, argument in enumerate(node.args):
             one = self.evaluate(argument)
             self.use(one, "argument", f"{name}[{index}]")
@@ -510,14 +550,21 @@ class _Reader(ast.NodeVisitor):
         symbols = [self.called(path, value) for path in value.paths if is_vllm(path)]
         if symbols:
             for symbol in symbols:
-                self.emit(SiteKind.CALL, symbol, node, call=node)
+                self.emit(
+                    SiteKind.CALL,
+                    symbol,
+                    node,
+                    call=node,
+                    any_of=symbols,
+                    unbound=value.unbound,
+                )
                 self.remote(symbol, node)
-            result = _Value(
+            return _Value(
                 tuple(_result(symbol) for symbol in symbols),
                 any(_is_class_name(symbol) for symbol in symbols),
                 calls=(self.key(node),),
+                exact=True,
             )
-            return result
         self.emit(SiteKind.CALL, name, node, call=node)
         for path in value.paths:
             if path in self.package.classes:
@@ -537,8 +584,9 @@ class _Reader(ast.NodeVisitor):
         function = node.func
         if isinstance(function, ast.Name):
             if function.id == "super" and self.cls is not None and function.id not in self.env:
-                bases = tuple(self.package.vllm_bases(self.cls.path))
-                return _Value(bases, True) if bases else NOTHING
+                bases = self.package.vllm_bases(self.cls.path)
+                others = self.package.has_other_bases(self.cls.path)
+                return _Value(bases, True, exact=True) if bases and not others else NOTHING
             if (
                 function.id in ("getattr", "hasattr", "setattr", "delattr")
                 and len(node.args) >= 2
@@ -560,7 +608,7 @@ class _Reader(ast.NodeVisitor):
             if function.id == "cast" and len(node.args) == 2:
                 self.evaluate(node.args[1])
                 return self.annotated(node.args[0])
-        name = self.callee(function, self.silently(function))
+        name = self.callee(function, self.silently(function)) if node.args else ""
         if name == "importlib.import_module" and node.args:
             first = node.args[0]
             named = first.value if isinstance(first, ast.Constant) else None
@@ -579,8 +627,19 @@ class _Reader(ast.NodeVisitor):
     def worker_extension(self, node: ast.Call) -> None:
         """Note the class that ``worker_extension_cls`` names."""
         for keyword in node.keywords:
-            if keyword.arg == "worker_extension_cls":
+            if keyword.arg == _HOOK:
                 self.package.hooks.update(self.class_names(keyword.value))
+        if len(node.args) == 2 and _is_hook(node.args[0]):  # kwargs.setdefault(…)
+            self.package.hooks.update(self.class_names(node.args[1]))
+
+    def on_Dict(self, node: ast.Dict) -> _Value:
+        for key, item in zip(node.keys, node.values, strict=True):
+            self.evaluate(key)
+            value = self.evaluate(item)
+            self.use(value, "assigned", self.source(key) if key is not None else "**")
+            if key is not None and _is_hook(key):
+                self.package.hooks.update(self.class_names(item))
+        return NOTHING
 
     def class_names(self, node: ast.expr) -> Iterator[str]:
         for inner in ast.walk(node):
@@ -625,6 +684,8 @@ class _Reader(ast.NodeVisitor):
         if isinstance(target, ast.Name):
             self.use(value, "assigned", target.id)
             self.env[target.id] = value
+            if isinstance(node, _TESTING) and self.is_test(node):
+                self.package.tests.add(target.id)
         elif isinstance(target, (ast.Tuple, ast.List)):
             self.use(value, "iterate", self.source(target))
             parts: list[ast.expr | None] = [None] * len(target.elts)
@@ -651,6 +712,8 @@ class _Reader(ast.NodeVisitor):
         elif isinstance(target, ast.Subscript):
             self.evaluate(target.value)
             self.evaluate(target.slice)
+            if node is not None and _is_hook(target.slice):
+                self.package.hooks.update(self.class_names(node))
 
     def store(self, base: _Value, name: str, node: ast.AST) -> None:
         """Note a write to a name of a vLLM module or class; one to an instance is free."""
@@ -704,6 +767,7 @@ class _Reader(ast.NodeVisitor):
     def block(self, statements: Iterable[ast.stmt]) -> bool:
         """Read statements in order; return whether control never comes out at the end."""
         ended = False
+        added = 0
         for node in statements:
             method = getattr(self, "do_" + type(node).__name__, None)
             if method is not None:
@@ -712,6 +776,12 @@ class _Reader(ast.NodeVisitor):
                 for child in ast.iter_child_nodes(node):
                     if isinstance(child, ast.expr):
                         self.evaluate(child)
+            if isinstance(node, ast.If) and not node.orelse and _leaves(node.body):
+                # ``if old version: return``: the rest runs on the others only.
+                guards = self.guard_of(node.test)
+                self.guards += guards
+                added += len(guards)
+        del self.guards[len(self.guards) - added :]
         return ended
 
     def do_Import(self, node: ast.Import) -> None:
@@ -803,30 +873,60 @@ class _Reader(ast.NodeVisitor):
     def test(self, node: ast.expr) -> None:
         self.use(self.evaluate(node), "truth")
 
-    def guard_of(self, node: ast.expr) -> list[str]:
-        """Return a test's source where it asks for a version or a feature."""
-        text = self.source(node)
-        return [text] if _VERSION_TEST.search(text) else []
+    def is_test(self, node: ast.expr) -> bool:
+        """Whether an expression asks for a version or a feature, itself or through a name."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name):
+                if inner.id in self.package.tests or _VERSION_TEST.search(inner.id):
+                    return True
+            elif isinstance(inner, ast.Attribute) and _VERSION_TEST.search(inner.attr):
+                return True
+        return False
 
-    def narrow(self, test: ast.expr) -> None:
-        """Take ``isinstance(x, C)`` into account."""
-        parts = (
-            test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-        )
+    def guard_of(self, node: ast.expr) -> list[str]:
+        """Return a test's source where it asks for a version or a feature of vLLM."""
+        if not self.is_test(node):
+            return []
+        text = self.source(node)
+        return [] if _OWN_TEST.search(text) else [text]
+
+    def needed(self, test: ast.expr) -> Iterator[str]:
+        """Name the vLLM symbols without which a test can't hold."""
+        both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+        for part in test.values if both and isinstance(test, ast.BoolOp) else [test]:
+            for name in _tested_names(part) if isinstance(part, ast.Call) else ():
+                if isinstance(part, ast.Call):
+                    paths = self.silently(part.args[0]).paths
+                    if len(paths) == 1 and is_vllm(paths[0]):
+                        yield f"{paths[0]}.{name}"
+
+    def narrow(self, test: ast.expr, holds: bool = True) -> None:
+        """Take ``isinstance(x, C)`` into account, where it holds or where it doesn't."""
+        both = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+        parts = test.values if both and isinstance(test, ast.BoolOp) else [test]
         for part in parts:
-            if (
+            if isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.Not):
+                self.narrow(part.operand, not holds)
+            elif (
                 isinstance(part, ast.Call)
                 and isinstance(part.func, ast.Name)
                 and part.func.id == "isinstance"
                 and len(part.args) == 2
-                and isinstance(part.args[0], ast.Name)
             ):
-                classes = part.args[1]
-                nodes = classes.elts if isinstance(classes, ast.Tuple) else [classes]
                 value = NOTHING
-                for node in nodes:
-                    value = value | self.annotated(node)
-                self.env[part.args[0].id] = value
+                if holds:
+                    classes = part.args[1]
+                    for node in classes.elts if isinstance(classes, ast.Tuple) else [classes]:
+                        value = value | self.annotated(node)
+                subject = part.args[0]
+                if isinstance(subject, ast.Name):
+                    self.env[subject.id] = value
+                while isinstance(subject, (ast.Subscript, ast.Attribute)):
+                    self.env[self.source(subject)] = value
+                    value = NOTHING
+                    if isinstance(subject, ast.Attribute):
+                        break
+                    subject = subject.value
 
     def do_If(self, node: ast.If) -> bool:
         if is_type_checking(node.test):
@@ -840,16 +940,23 @@ class _Reader(ast.NodeVisitor):
         tested = list(_tested_names(node.test))
         before = dict(self.env)
         self.guards += guards
+        needs = list(self.needed(node.test))
         self.tested += tested
+        self.needs += needs
         self.narrow(node.test)
         ended = self.block(node.body)
         after = self.env
-        if tested:
-            del self.tested[len(self.tested) - len(tested) :]
+        del self.tested[len(self.tested) - len(tested) :]
+        del self.needs[len(self.needs) - len(needs) :]
         self.env = dict(before)
+        self.narrow(node.test, False)
         other_ended = self.block(node.orelse)
-        if guards:
-            del self.guards[len(self.guards) - len(guards) :]
+        del self.guards[len(self.guards) - len(guards) :]
+        for name in [n for n in (*after, *self.env) if "." in n or "[" in n]:
+            after.pop(name, None)
+            self.env.pop(name, None)
+        if not node.orelse and not ended:
+            self.env = {**self.env, **{n: v for n, v in before.items() if n in self.env}}
         self.merge(after, ended, other_ended)
         return ended and other_ended and bool(node.orelse)
 
@@ -914,18 +1021,18 @@ class _Reader(ast.NodeVisitor):
         for handler in node.handlers:
             self.env = dict(before)
             names = {self.source(n).rsplit(".", 1)[-1] for n in _caught(handler)}
-            fallback = (
-                imports
-                and bool(tried)
-                and (not names or bool(names & (_IMPORT_ERRORS | _ALL_ERRORS)))
-            )
-            if fallback:
+            fallback = imports and (not names or bool(names & (_IMPORT_ERRORS | _ALL_ERRORS)))
+            if fallback and tried:
                 self.unless.append(tried)
+            elif fallback:
+                self.guards.append("except ImportError")
             if handler.name:
                 self.env[handler.name] = NOTHING
             other = self.block(handler.body)
-            if fallback:
+            if fallback and tried:
                 self.unless.pop()
+            elif fallback:
+                self.guards.pop()
             self.merge(after, all_ended, other)
             after, all_ended = self.env, all_ended and other
         self.env = after
@@ -1066,6 +1173,15 @@ class _Out:
         return tuple(sorted(chosen, key=lambda s: (s.file, s.line)))
 
 
+def _leaves(body: list[ast.stmt]) -> bool:
+    """Whether a block ends by leaving the function, the loop or the program."""
+    return bool(body) and isinstance(body[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
+
+
+def _is_hook(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value == _HOOK
+
+
 def _is_ellipsis(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is Ellipsis
 
@@ -1092,13 +1208,12 @@ def _imported(statements: list[ast.stmt]) -> Iterator[str]:
 
 
 def _tested_names(test: ast.expr) -> Iterator[str]:
-    """Name the attributes that ``hasattr`` asks for in a test."""
+    """Name the attributes that ``hasattr`` or ``getattr`` asks for in a test."""
     for node in ast.walk(test):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
-            and node.func.id == "hasattr"
-            and len(node.args) == 2
+            and (node.func.id, len(node.args)) in (("hasattr", 2), ("getattr", 3))
             and isinstance(node.args[1], ast.Constant)
         ):
             yield str(node.args[1].value)
@@ -1196,20 +1311,41 @@ def _read_package(package: _Package) -> Contract:
     )
 
 
+def _hook_methods(
+    package: _Package, path: str
+) -> tuple[_Module, dict[str, ast.FunctionDef | ast.AsyncFunctionDef]] | None:
+    """Return the module and the methods of a worker extension; None where it isn't found."""
+    known = package.classes.get(path)
+    if known is not None and known.module is not None:
+        return known.module, known.methods
+    where, _, name = path.rpartition(".")
+    module = package.parse(where) if package.ours(where) else None
+    for node in module.tree.body if module is not None else ():
+        if module is not None and isinstance(node, ast.ClassDef) and node.name == name:
+            functions = (
+                n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
+            )
+            return module, {function.name: function for function in functions}
+    return None
+
+
 def _emit_hooks(package: _Package, out: _Out) -> None:
     """Note what worker extensions define, and what is called in workers by name."""
     defined: set[str] = set()
+    all_known = bool(package.hooks)
     for path in sorted(package.hooks):
-        known = package.classes.get(path)
-        if known is None or known.module is None:
+        found = _hook_methods(package, path)
+        if found is None:
+            all_known = False
             continue
-        reader = _Reader(package, known.module, out)
-        for name, method in known.methods.items():
+        module, methods = found
+        reader = _Reader(package, module, out)
+        reader.within = [path[len(module.name) + 1 :]]
+        for name, method in methods.items():
             defined.add(name)
             if not (name.startswith("__") and name.endswith("__")):
-                reader.within = [path[len(known.module.name) + 1 :]]
                 reader.emit(SiteKind.HOOK, f"{WORKER}.{name}", method)
-    for reader, name, node, call, within in out.remote:
+    for reader, name, node, call, within in out.remote if all_known else ():
         if name in defined:
             continue
         reader.within = within

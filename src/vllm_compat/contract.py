@@ -49,8 +49,11 @@ class CallSite:
     ``star`` whether ``*`` or ``**`` arguments hide some. ``within`` is the dotted function the site
     stands in. ``optional``: the downstream copes where it fails, by ``try``, ``hasattr`` or a
     version test (``guard`` holds that test's source). ``unless`` names symbols whose presence means
-    that this site never runs (what a ``try`` imports before falling back to this). ``store``: the
-    name is written to, as in a monkeypatch. A ``subclass`` site's symbol is the base; a ``hook``
+    that this site never runs (what a ``try`` imports before falling back to this), ``needs`` those
+    whose absence does (what a ``hasattr`` asks for). ``store``: the
+    name is written to, as in a monkeypatch. ``any_of`` names what the object may be instead: it is
+    enough that one of them fits. ``unbound``: a method is called on its class, so that the first
+    argument is the instance. A ``subclass`` site's symbol is the base; a ``hook``
     site is a method of a worker extension, its symbol the worker's name that must stay free.
     """
 
@@ -68,6 +71,9 @@ class CallSite:
     guard: str = ""
     unless: tuple[str, ...] = ()
     store: bool = False
+    any_of: tuple[str, ...] = ()
+    unbound: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:

@@ -7,11 +7,19 @@ import builtins
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from enum import Enum
 from functools import lru_cache
 
 from vllm_compat.contract import CallSite, Contract, SiteKind, Use
-from vllm_compat.surface.model import Parameter, ParameterKind, Signature, Surface, SymbolKind
+from vllm_compat.surface.model import (
+    Parameter,
+    ParameterKind,
+    Signature,
+    Surface,
+    Symbol,
+    SymbolKind,
+)
 from vllm_compat.surface.syntax import uncollected
 
 
@@ -119,26 +127,58 @@ class _Finder:
         self.optional_imports = {
             s.symbol for s in contract.sites if s.kind is SiteKind.IMPORT and s.optional
         } - {s.symbol for s in contract.sites if s.kind is SiteKind.IMPORT and not s.optional}
+        # What a function asks for before it uses it, and what the downstream adds itself.
+        self.asked = {(s.symbol, s.within) for s in contract.sites if s.optional}
+        self.stored = {s.symbol for s in contract.sites if s.store}
+        self.subclassed = {s.symbol for s in contract.sites if s.kind is SiteKind.SUBCLASS}
 
     def run(self) -> tuple[Finding, ...]:
         sites = [s for s in self.contract.sites if not s.optional and not self.superseded(s)]
         for site in sites:
             if site.kind is SiteKind.HOOK:
                 self.hook(site)
-                continue
-            missing = self.missing(site.symbol)
-            if missing is not None:
-                self.lacks(site, missing)
-                missing = self.missing(site.symbol)  # a moved name is looked at in its new place
-            if missing is None:
-                self.reach(site)
-                if site.kind is SiteKind.CALL:
-                    self.call(site)
+            elif site.store:
+                self.patched(site)
+            else:
+                self.look(site)
         return tuple(self.found.values())
 
+    def look(self, site: CallSite) -> None:
+        missing = self.missing(site.symbol)
+        if missing is not None:
+            if any(self.missing(other) is None for other in site.any_of):
+                return
+            self.lacks(site, missing)
+            missing = self.missing(site.symbol)  # a moved name is looked at in its new place
+        if missing is None:
+            self.reach(site)
+            if site.kind is SiteKind.CALL:
+                self.call(site)
+
     def superseded(self, site: CallSite) -> bool:
-        """Whether the imports that this site is a fallback for are all there."""
+        """Whether the downstream's own tests keep it from reaching a site on this surface."""
+        if any(self.missing(name) is not None for name in site.needs):
+            return True
         return bool(site.unless) and all(self.missing(name) is None for name in site.unless)
+
+    def patched(self, site: CallSite) -> None:
+        """A name that the downstream replaces, and that was there where it was written."""
+        if self.home is None or self.home.resolve(site.symbol) is None:
+            return
+        if self.missing(site.symbol) is None:
+            return
+        owner, _, name = site.symbol.rpartition(".")
+        self.add(
+            Finding(
+                FindingKind.ATTRIBUTE_MISSING,
+                owner,
+                name,
+                (site,),
+                None,
+                f"{_last(owner)} has no {name} here, so that replacing it changes nothing.",
+                fatal=False,
+            )
+        )
 
     def add(self, finding: Finding) -> None:
         key = (finding.kind, finding.symbol, finding.name, finding.seen, finding.detail)
@@ -179,6 +219,8 @@ class _Finder:
     def lacks(self, site: CallSite, missing: str) -> None:
         if any(missing == name or name.startswith(missing + ".") for name in self.optional_imports):
             return
+        if (missing, site.within) in self.asked or missing in self.stored:
+            return
         parent, _, name = self.here(missing).rpartition(".")
         owner = self.surface.resolve(parent) if parent else None
         if owner is None or owner.kind is SymbolKind.MODULE:
@@ -199,6 +241,10 @@ class _Finder:
                 )
             )
             return
+        derived = self.derived(parent, owner, name)
+        if derived is None:
+            return
+        also = f" (a {_last(derived)}, which it may be, has)" if derived else ""
         self.add(
             Finding(
                 FindingKind.ATTRIBUTE_MISSING,
@@ -206,9 +252,36 @@ class _Finder:
                 name,
                 (site,),
                 None,
-                f"{_last(parent)} has no {name} here.",
+                f"{_last(owner.path)} has no {name} here{also}.",
+                fatal=not derived,
             )
         )
+
+    def derived(self, parent: str, owner: Symbol, name: str) -> str | None:
+        """Return a subclass that has a name which a value's annotated class has not.
+
+        An annotation may promise less than there is. Empty where no subclass has it, or where the
+        class is named itself; None where the downstream's own subclasses may.
+        """
+        if owner.path == parent or owner.kind is SymbolKind.MODULE:
+            return ""
+        path = owner.path
+        if owner.kind is not SymbolKind.CLASS:
+            types = self.surface.value_types(parent)
+            if types is None or len(types - {"None"}) != 1:
+                return None
+            path = next(iter(types - {"None"}))
+        if any(
+            path in self.surface.ancestors(known.path)
+            for symbol in self.subclassed
+            if (known := self.surface.resolve(self.here(symbol))) is not None
+        ):
+            return None
+        for other in self.surface.deriving(path):
+            found = self.surface.resolve(other)
+            if found is not None and (name in found.members or found.open_ended):
+                return other
+        return ""
 
     def _calls_before(self, site: CallSite, call: str) -> tuple[CallSite, ...]:
         """Return the call whose result a site uses."""
@@ -386,7 +459,14 @@ class _Finder:
         if self.home is not None:
             old = self.home.resolve(site.symbol)
             before = old.signature if old is not None else None
-        for problem in bind(site, signature, before):
+        bound = site
+        if site.unbound and symbol.plain_method and site.positional:
+            owner = self.surface.resolve(path.rpartition(".")[0])
+            if owner is not None and owner.kind is SymbolKind.CLASS:
+                bound = replace(site, positional=site.positional[1:])
+        others = [s.signature for o in site.any_of if (s := self.surface.resolve(self.here(o)))]
+        certain = not any(s is None or not bind(bound, s) for s in others)
+        for problem in bind(bound, signature, before):
             self.add(
                 Finding(
                     problem.kind,
@@ -396,7 +476,7 @@ class _Finder:
                     render(signature),
                     problem.detail,
                     renamed_to=problem.renamed_to,
-                    fatal=problem.fatal,
+                    fatal=problem.fatal and certain,
                     home=problem.home,
                 )
             )
@@ -480,14 +560,16 @@ class _Finder:
         parameter = _at(other, int(position)) if position.isdigit() else other.get(position)
         if parameter is None:
             return
-        returned = {_last(n) for n in union(signature.returns)} - {"Future"}
-        taken = {_last(n) for n in union(parameter.annotation)}
-        plain = returned | taken
-        if not returned or not taken or not all(_is_plain_type(n) for n in plain):
+        returned = self.surface.result_types(self.here(site.symbol))
+        taken = self.surface.parameter_types(self.here(match.group(1)), parameter.name)
+        if returned is None or not taken:
             return
-        surplus = returned - taken
-        if surplus and not (returned & taken) - {"None"}:
-            names = " or ".join(sorted(surplus))
+        # A future comes only where the call asks for one.
+        returned = frozenset(t for t in returned if _last(t) != "Future")
+        surplus = {t for t in returned if not self.surface.ancestors(t) & taken}
+        fitting = returned - surplus
+        if surplus and not fitting - {"None"}:
+            names = " or ".join(sorted(map(_last, surplus)))
             self.add(
                 Finding(
                     FindingKind.ARGUMENT_TYPE,
@@ -498,7 +580,7 @@ class _Finder:
                     f"{_last(match.group(1))} takes {parameter.annotation} as {parameter.name} "
                     f"here, and the downstream hands it {_last(site.symbol)}'s result, which may "
                     f"be {names}.",
-                    fatal=not (returned & taken),
+                    fatal=not fitting,
                 )
             )
 
@@ -640,8 +722,11 @@ def _renamed(
     given = {name for name, _ in site.keywords}
     unknown = [name for name, _ in site.keywords if not signature.accepts(name)]
     if before is None:
-        # Without the old signature: one keyword is unknown and one parameter is unfilled.
-        return lacking[0] if len(unknown) == 1 and len(lacking) == 1 else None
+        # Without the old signature: one keyword is unknown, one parameter is unfilled, and their
+        # names are akin.
+        if len(unknown) != 1 or len(lacking) != 1:
+            return None
+        return lacking[0] if _akin(keyword, lacking[0].name) else None
     old = before.get(keyword)
     if old is None:
         return None
@@ -750,6 +835,13 @@ def _word(text: str) -> str:
     return match.group(1) if match and not match.group(1).isdigit() else ""
 
 
+def _akin(one: str, other: str) -> bool:
+    """Whether two names can be one before and after a renaming."""
+    return bool(set(one.split("_")) & set(other.split("_"))) or (
+        SequenceMatcher(None, one, other).ratio() > 0.6
+    )
+
+
 def _shared(one: str, other: str) -> int:
     count = 0
     for left, right in zip(one.split("."), other.split("."), strict=False):
@@ -761,12 +853,6 @@ def _shared(one: str, other: str) -> int:
 
 def _is_string(source: str) -> bool:
     return source[:1] in "'\"" or source[:2] in ("f'", 'f"')
-
-
-def _is_plain_type(name: str) -> bool:
-    if name in ("Any", "object", "Callable", "Self", "Protocol") or len(name) <= 2:
-        return False
-    return name == "None" or name in ("int", "str", "bool", "float", "bytes") or name[:1].isupper()
 
 
 @lru_cache(maxsize=4096)
@@ -826,25 +912,60 @@ def _returned_type(surface: Surface, parent: str) -> str | None:
     return None
 
 
-def since(
-    finding: Finding, contract: Contract, surfaces: Iterable[Surface], home: Surface | None = None
-) -> str | None:
-    """Return the first version, of surfaces given in order, from which a finding holds.
-
-    The run of versions must reach the last surface given: what came, went and came again dates from
-    its last coming. None where the last surface does not show it.
-    """
-    lines = {(s.file, s.line) for s in finding.sites}
-    part = replace(
+def _part(contract: Contract, findings: Iterable[Finding]) -> Contract:
+    """Return what of a contract findings depend on."""
+    lines = {(s.file, s.line) for f in findings for s in f.sites}
+    return replace(
         contract,
         sites=tuple(
-            s for s in contract.sites if s.kind is SiteKind.IMPORT or (s.file, s.line) in lines
+            s
+            for s in contract.sites
+            if (s.file, s.line) in lines
+            or s.kind in (SiteKind.IMPORT, SiteKind.SUBCLASS)
+            or s.optional
+            or s.store
+            or _last(s.symbol) in _STEP
         ),
         other_calls=(),
     )
-    first: str | None = None
+
+
+def dated(
+    findings: Iterable[Finding],
+    contract: Contract,
+    surfaces: Iterable[Surface],
+    home: Surface | None = None,
+) -> tuple[Finding, ...]:
+    """Return the findings with ``since`` filled in.
+
+    ``surfaces`` are those of releases up to the one that was judged, oldest first. ``since`` is the
+    version from which on all of them show the finding: what came, went and came again dates from
+    its last coming. It stays None where the last of them does not show it.
+    """
+    asked = tuple(findings)
+    part = _part(contract, asked)
+    first: dict[tuple[str, str, str | None], str] = {}
+    running = {f.key for f in asked}
     for surface in reversed(list(surfaces)):
-        if finding.key not in {f.key for f in find_drifts(part, surface, home)}:
+        running &= {f.key for f in find_drifts(part, surface, home)}
+        if not running:
             break
-        first = surface.version
-    return first
+        first.update(dict.fromkeys(running, surface.version))
+    return tuple(replace(f, since=first.get(f.key)) for f in asked)
+
+
+def since(
+    finding: Finding, contract: Contract, surfaces: Iterable[Surface], home: Surface | None = None
+) -> str | None:
+    """Return the first version from which on a finding holds (see :func:`dated`)."""
+    return dated([finding], contract, surfaces, home)[0].since
+
+
+def homes(contract: Contract, surfaces: Iterable[Surface]) -> tuple[str, ...]:
+    """Return the versions that a downstream fits best: those with the fewest fatal findings.
+
+    It was written for one of them, as far as signatures tell.
+    """
+    counts = {s.version: sum(f.fatal for f in find_drifts(contract, s)) for s in surfaces}
+    best = min(counts.values(), default=0)
+    return tuple(version for version, count in counts.items() if count == best)

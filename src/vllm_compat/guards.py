@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import engine
+from vllm_compat import account, engine
 from vllm_compat.errors import GuardError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def install(transaction: Transaction, plan: Plan) -> None:
         if ours:
             try:
                 compare_ranks(instance.collective_rpc(report_rank), plan.digest, os.environ)
-            except GuardError:
+            except Exception:
                 instance.shutdown()
                 raise
         return result
@@ -91,13 +92,16 @@ def _checked_generate(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     given = args[0] if args else kwargs.get("token_ids")
-    for index, prompt in enumerate(given if given is not None else ()):
+    given = () if given is None else given
+    for index, prompt in enumerate(given):
         if len(prompt) == 0:
             raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
     with engine.call_of(instance) as call:
         try:
             results = wrapped(*args, **kwargs)
+            check_requests(given, list(call.prompts.values()))
             check_results(results, list(call.prompts.values()), len(instance.layer_ids))
+            account.add(results)
             return results
         finally:
             call.over = True
@@ -109,6 +113,37 @@ def _abandon(scheduler: Any, call: engine.Call) -> None:
     from vllm.v1.request import RequestStatus
 
     scheduler.finish_requests(list(call.prompts), RequestStatus.FINISHED_ABORTED)
+
+
+def check_requests(given: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
+    """Check that each prompt that was given, possibly cut at its end, became one request, in order.
+
+    Raises:
+        GuardError: Names the first prompt that did not.
+    """
+    if len(given) != len(prompts):
+        raise GuardError(f"{len(given)} prompts became {len(prompts)} requests.")
+    for index, (wanted, prompt) in enumerate(zip(given, prompts, strict=True)):
+        if _ids(wanted)[: len(prompt)] != list(prompt):
+            raise GuardError(f"The request for prompt {index} holds other tokens than the prompt.")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the guards need to know of one tensor: its shape, its dtype, its bad rows.
+
+    ``not_finite`` and ``zero`` are ``(number of such rows, the first of them)``, or None.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    not_finite: tuple[int, int] | None = None
+    zero: tuple[int, int] | None = None
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """What all layers of a batch have in common: width and dtype."""
+        return self.shape[-1], self.dtype
 
 
 def check_results(
@@ -123,50 +158,74 @@ def check_results(
     """
     if len(results) != len(prompts):
         raise GuardError(f"{len(prompts)} prompts gave {len(results)} results.")
-    expected: tuple[Any, ...] | None = None
+    expected: tuple[int, str] | None = None
     for sample, (result, prompt) in enumerate(zip(results, prompts, strict=True)):
-        if list(result["input_ids"]) != list(prompt):
+        check_tokens(sample, result["input_ids"], prompt)
+        rows = [look_at(tensor) for tensor in result["hidden_states"]]
+        expected = check_layers(sample, rows, len(prompt), layers, expected)
+
+
+def check_tokens(sample: int, found: Any, prompt: Sequence[int]) -> None:
+    """Check that a result belongs to its prompt, by the token ids (a list or a tensor)."""
+    ids = _ids(found)
+    if ids != list(prompt):
+        raise GuardError(
+            f"Result {sample} belongs to another prompt: its {len(ids)} token ids are not the"
+            f" {len(prompt)} of prompt {sample}."
+        )
+
+
+def _ids(tokens: Any) -> list[int]:
+    return tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+
+
+def check_layers(
+    sample: int,
+    found: Sequence[Rows],
+    tokens: int,
+    layers: int,
+    expected: tuple[int, str] | None = None,
+) -> tuple[int, str] | None:
+    """Check the layers of one sample of ``tokens`` tokens.
+
+    ``expected`` is the width and dtype of the batch, where an earlier sample has told them; they
+    are returned.
+    """
+    if len(found) != layers:
+        raise GuardError(f"Sample {sample} has {len(found)} layers, {layers} were asked for.")
+    for layer, rows in enumerate(found):
+        where = f"Sample {sample}, layer number {layer}"
+        if len(rows.shape) != 2 or rows.shape[0] != tokens:
             raise GuardError(
-                f"Result {sample} belongs to another prompt: its {len(result['input_ids'])} token"
-                f" ids are not the {len(prompt)} of prompt {sample}."
+                f"{where}: shape {list(rows.shape)} for {tokens} tokens, one row a token is needed."
             )
-        states = result["hidden_states"]
-        if len(states) != layers:
-            raise GuardError(f"Sample {sample} has {len(states)} layers, {layers} were asked for.")
-        for layer, tensor in enumerate(states):
-            if tensor.dim() != 2 or len(tensor) != len(prompt):
+        expected = expected or rows.kind
+        if rows.kind != expected:
+            raise GuardError(
+                f"{where}: width and dtype {rows.kind}, other layers have {expected}."
+            )
+        for bad, what in ((rows.not_finite, "not finite"), (rows.zero, "all zero")):
+            if bad:
                 raise GuardError(
-                    f"Sample {sample}, layer number {layer}: shape {list(tensor.shape)} for"
-                    f" {len(prompt)} tokens, one row a token is needed."
+                    f"{where}: {bad[0]} of {tokens} rows are {what}, the first is row {bad[1]}."
                 )
-            kind = (tensor.shape[1], tensor.dtype)
-            if expected is None:
-                expected = kind
-            if kind != expected:
-                raise GuardError(
-                    f"Sample {sample}, layer number {layer}: width and dtype {kind}, other layers"
-                    f" have {expected}."
-                )
-            _check_values(tensor, sample, layer)
+    return expected
 
 
-def _check_values(tensor: Any, sample: int, layer: int) -> None:
+def look_at(tensor: Any) -> Rows:
+    """Look at every row of a tensor ``[rows, width]``; of another shape, only at the shape."""
     import torch
 
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    if tensor.dim() != 2 or not tensor.numel():
+        return Rows(shape, dtype)
     low, high = torch.aminmax(tensor, dim=1)
     finite = torch.isfinite(low) & torch.isfinite(high)
-    if not bool(finite.all()):
-        bad = int((~finite).sum())
-        raise GuardError(
-            f"Sample {sample}, layer number {layer}: {bad} of {len(tensor)} rows are not finite,"
-            f" the first is row {int((~finite).nonzero()[0])}."
-        )
-    zero = (low == 0) & (high == 0)
-    if bool(zero.any()):
-        raise GuardError(
-            f"Sample {sample}, layer number {layer}: {int(zero.sum())} of {len(tensor)} rows are all"
-            f" zero, the first is row {int(zero.nonzero()[0])}."
-        )
+    return Rows(shape, dtype, _some(~finite), _some((low == 0) & (high == 0)))
+
+
+def _some(rows: Any) -> tuple[int, int] | None:
+    return (int(rows.sum()), int(rows.nonzero()[0])) if bool(rows.any()) else None
 
 
 def check_fork() -> None:
@@ -208,8 +267,10 @@ def compare_ranks(
     Raises:
         GuardError: Names the rank and why it does not.
     """
+    if not reports:
+        raise GuardError("No rank has answered which plan it holds.")
     for index, report in enumerate(reports):
-        rank = report.get("rank", index)
+        rank = index if report.get("rank") is None else report["rank"]
         if report.get("error"):
             raise GuardError(f"Rank {rank} (pid {report['pid']}) could not patch: {report['error']}")
         if report.get("digest") is None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm_compat.errors import PatchError
 
@@ -33,8 +33,8 @@ class Patch:
     """One change in this process.
 
     ``owner`` is the adapter or guard it belongs to, ``target`` what it changes, ``state`` one of
-    ``waiting`` (for the import of its module), ``in force``, ``reverted``, ``inert`` (someone
-    wrapped over it, so it stays in the chain but does nothing).
+    ``waiting`` (for the import of its module), ``going in``, ``in force``, ``reverted``, ``inert``
+    (someone wrapped over it, so it stays in the chain but does nothing).
     """
 
     owner: str
@@ -44,9 +44,14 @@ class Patch:
 
 
 class Transaction:
-    """All changes for one plan in one process; all of them or none."""
+    """All changes for one plan in one process; all of them or none.
 
-    def __init__(self) -> None:
+    ``on_failure`` is called after a patch that failed, at once or with a later import, has taken
+    everything back.
+    """
+
+    def __init__(self, on_failure: Callable[[], None] | None = None) -> None:
+        self.on_failure = on_failure
         self.patches: list[Patch] = []
         self.active = True
         self.failure: str | None = None
@@ -158,7 +163,7 @@ class Transaction:
     def revert(self) -> list[Patch]:
         """Take everything back, last patch first; return those that had to stay, inert."""
         with self._lock:
-            self.active = False
+            self.active = False  # a patch that another thread is putting in sees it, and goes again
             for patch in reversed(self.patches):
                 if patch.state == "in force" and patch.undo:
                     patch.state = patch.undo()
@@ -194,23 +199,56 @@ class Transaction:
             with self._lock:
                 if not self.active or patch.state != "waiting":
                     return
-                try:
-                    install(module)
-                except Exception as error:
-                    self.failure = f"{patch.owner}: {error}"
-                    self.revert()
-                    raise PatchError(
-                        f"Adapter {patch.owner} does not fit this process, so every patch has been"
-                        f" taken back: {error}"
-                    ) from error
+                patch.state = "going in"
+            try:
+                # Without our lock: it may import, and another thread may be waiting for our lock
+                # in the middle of that very import.
+                install(module)
+            except Exception as error:
+                patch.state = "reverted"
+                self._fail(patch, error)
+            with self._lock:
+                if not self.active and patch.state == "in force" and patch.undo:
+                    patch.state = patch.undo()
 
-        module = sys.modules.get(module_name)
+        module = _imported(module_name)
         if module is not None:
-            now(module)
+            try:
+                now(module)
+            except PatchError as error:
+                if not _unfinished(module):
+                    raise
+                raise PatchError(
+                    f"{module_name} is only half imported, by the code that calls us: call"
+                    f" vllm_compat.apply() before that import or after it. {error}"
+                ) from error
         else:
             import wrapt
 
             wrapt.register_post_import_hook(now, module_name)
+
+    def _fail(self, patch: Patch, error: Exception) -> NoReturn:
+        self.failure = f"{patch.owner}: {error}"
+        self.revert()
+        if self.on_failure:
+            self.on_failure()
+        raise PatchError(
+            f"Adapter {patch.owner} does not fit this process, so every patch has been taken back:"
+            f" {error}"
+        ) from error
+
+
+def _imported(name: str) -> ModuleType | None:
+    """Return a module that is imported; wait for one that another thread is importing."""
+    module = sys.modules.get(name)
+    if module is not None and _unfinished(module):
+        importlib.import_module(name)
+        module = sys.modules.get(name)
+    return module
+
+
+def _unfinished(module: ModuleType) -> bool:
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _raw(parent: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 
 def load() -> None:
@@ -20,7 +21,8 @@ def load() -> None:
             return
         from vllm_compat import process
     except Exception as error:  # a broken installation must not end somebody's vLLM
-        sys.stderr.write(f"vllm_compat: the plugin could not be loaded: {error}\n")
+        with suppress(Exception):  # stderr may be closed, or None
+            print(f"vllm_compat: the plugin could not be loaded: {error}", file=sys.stderr)
         return
     try:
         process.adopt(text)

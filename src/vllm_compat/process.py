@@ -13,10 +13,19 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_compat import doors
+from vllm_compat import account, doors
 from vllm_compat.errors import IncompatibleError, PatchError, UsageError
 from vllm_compat.patching import Patch, Transaction
 from vllm_compat.plan import Plan, loads
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What ``apply()`` was asked for."""
+
+    downstream: str
+    capture: str
+    without: tuple[str, ...]
 
 
 @dataclass
@@ -24,6 +33,7 @@ class _State:
     pid: int
     plan: Plan
     transaction: Transaction
+    asked: _Options
     seconds: float = 0.0
 
 
@@ -78,29 +88,39 @@ def apply(
         What is in force.
 
     Raises:
-        UsageError: vLLM or the downstream is missing, too old, or without in-process generator.
-        IncompatibleError: A drift has no adapter.
+        UsageError: vLLM or the downstream is missing, an option makes no sense, or vllm_compat is
+            in force already with other options.
+        IncompatibleError: vLLM is too old, the downstream has no in-process generator, a drift has
+            no adapter, or ``VLLM_PLUGINS`` keeps us out of vLLM's processes.
         PatchError: A patch did not go in; everything has been taken back.
     """
-    global _state, _error
+    global _error
+    asked = _Options(downstream, capture, tuple(sorted(set(without))))
     with _lock:
-        if _state is not None and _state.pid == os.getpid() and _state.transaction.active:
-            _same(_state.plan, downstream, capture, without)
+        if _state is not None and _state.transaction.active:
+            _same(_state.asked, asked)
+            _state.pid = os.getpid()  # inherited by fork, patches and all
             return status()
-        inherited = doors.plan_from_environment(os.environ)
         begin = time.perf_counter()
+        inherited = doors.plan_from_environment(os.environ)
         if inherited is not None:
             plan = loads(inherited)
+            _same(_options_of(plan), asked)
+            _force(plan, asked, begin)
         else:
-            plan = plan_installed(downstream=downstream, capture=capture, without=without)
+            plan = plan_installed(downstream=downstream, capture=capture, without=asked.without)
             plan.refuse()
             shut = doors.allow_list_shuts_us_out(os.environ)
             if shut:
                 raise IncompatibleError(shut)
-        _force(plan, begin)
+            _force(plan, asked, begin)
+            try:
+                doors.publish_plan(plan.dumps())
+                account.open_for(plan)
+            except BaseException:
+                revert()
+                raise
         _error = None
-        if inherited is None:
-            doors.publish_plan(plan.dumps())
         return status()
 
 
@@ -123,7 +143,9 @@ def adopt(text: str) -> None:
         if _state is not None and _state.transaction.active:
             _state.pid = os.getpid()  # inherited by fork, patches and all
             return
-        _force(loads(text), time.perf_counter())
+        begin = time.perf_counter()
+        plan = loads(text)
+        _force(plan, _options_of(plan), begin)
 
 
 def remember(error: str) -> None:
@@ -174,13 +196,14 @@ def report() -> dict[str, Any]:
     }
 
 
-def _force(plan: Plan, begin: float) -> None:
+def _force(plan: Plan, asked: _Options, begin: float) -> None:
     """Patch, all or nothing; the state is set last."""
     global _state
     from vllm_compat import guards
     from vllm_compat.adapters import by_name
 
-    transaction = Transaction()
+    # With a patch that fails later, children must not get the plan either.
+    transaction = Transaction(on_failure=doors.withdraw_plan)
     try:
         for step in plan.steps:
             by_name(step.adapter).install(transaction.owned_by(step.adapter), plan)
@@ -191,16 +214,22 @@ def _force(plan: Plan, begin: float) -> None:
     except Exception as error:
         transaction.revert()
         raise PatchError(f"A patch failed, everything has been taken back: {error}") from error
-    _state = _State(os.getpid(), plan, transaction, time.perf_counter() - begin)
+    except BaseException:
+        transaction.revert()
+        raise
+    _state = _State(os.getpid(), plan, transaction, asked, time.perf_counter() - begin)
 
 
-def _same(plan: Plan, downstream: str, capture: str, without: Collection[str]) -> None:
-    asked = (downstream, tuple(sorted(without)))
-    if asked != (plan.downstream, plan.switched_off) or capture != plan.environment.capture:
+def _options_of(plan: Plan) -> _Options:
+    return _Options(plan.downstream, plan.environment.capture, plan.switched_off)
+
+
+def _same(held: _Options, asked: _Options) -> None:
+    if asked != held:
         raise UsageError(
             "vllm_compat is in force already with other options"
-            f" ({plan.downstream}, capture={plan.environment.capture!r},"
-            f" without={plan.switched_off}); call revert() first."
+            f" ({held.downstream}, capture={held.capture!r}, without={held.without}); call revert()"
+            " first."
         )
 
 

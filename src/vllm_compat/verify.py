@@ -28,7 +28,7 @@ import os
 import re
 import shutil
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,10 +37,10 @@ from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from vllm_compat.errors import UsageError, VllmCompatError
 
@@ -158,6 +158,11 @@ class Sample:
     def name(self) -> str:
         """The file's name."""
         return self.entry.name
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """The widths of the layers, one item a layer."""
+        return tuple(shape[-1] for shape in self.shapes if shape)
 
     @property
     def well_formed(self) -> bool:
@@ -413,18 +418,14 @@ def _load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def _diagnosed(path: Path, error: Exception) -> _NotASample:
+    """Say what is wrong with a file that torch or safetensors refuse."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(8)
-            file.seek(max(0, size - 65_600))
-            tail = file.read()
+            cut_off = size < _whole_size(path.suffix, head, file, size)
     except OSError as failure:
         return _NotASample(Kind.UNREADABLE, f"cannot be read: {failure}.", Remedy.NONE)
-    if path.suffix == ".safetensors":
-        cut_off = "Incomplete" in str(error) or "HeaderTooSmall" in str(error) or size < 8
-    else:
-        cut_off = size == 0 or (head.startswith(_ARCHIVE_START) and _ARCHIVE_END not in tail)
     if cut_off:
         return _NotASample(
             Kind.TRUNCATED,
@@ -433,11 +434,29 @@ def _diagnosed(path: Path, error: Exception) -> _NotASample:
     if isinstance(error, (OSError, MemoryError)):
         return _NotASample(Kind.UNREADABLE, f"cannot be read: {error}.", Remedy.NONE)
     cause = _first_line(error)
-    if "Unsupported global" in str(error):
-        cause = "it holds more than tensors, and opening such a file can run code"
-    elif path.suffix == ".pt" and not head.startswith(_ARCHIVE_START):
+    if path.suffix == ".pt" and not head.startswith(_ARCHIVE_START):
         cause = "it is no file that torch.save writes"
+    elif path.suffix == ".pt" and "global" in str(error).lower():
+        cause = "it holds more than tensors, and opening such a file can run code"
     return _NotASample(Kind.UNREADABLE, f"cannot be read: {cause}.")
+
+
+def _whole_size(suffix: str, head: bytes, file: BinaryIO, size: int) -> int:
+    """Return the least size in bytes that a whole file with this beginning has."""
+    if suffix == ".pt":
+        file.seek(max(0, size - 65_600))
+        ended = _ARCHIVE_END in file.read() or not head.startswith(_ARCHIVE_START)
+        return max(1, size) if ended else size + 1
+    if size < 8:
+        return 8
+    length = int.from_bytes(head, "little")
+    try:
+        header = json.loads(file.read(length)) if length < size else {}
+        header.pop("__metadata__", None)
+        return 8 + length + max(int(item["data_offsets"][1]) for item in header.values())
+    except (ValueError, TypeError, AttributeError, LookupError):
+        # No header that can be read: cut off in it if it was to be of a sensible length.
+        return 8 + length if length < 100_000_000 else size
 
 
 def _summarise(entry: Entry, data: Mapping[str, Any]) -> Sample:
@@ -799,7 +818,7 @@ def _first_rows(samples: Sequence[Sample], notes: list[str]) -> Iterator[Fault]:
     """
     tested = 0
     candidates = [sample for sample in samples if sample.first_row]
-    for group in _groups(candidates, lambda s: f"{s.first_token} {len(s.shapes)}", least=4):
+    for group in _groups(candidates, lambda s: f"{s.first_token} {s.layout}", least=4):
         chosen = group[:: max(1, len(group) // 99)]
         usual = [median(values) for values in zip(*(s.first_row for s in chosen), strict=True)]
         norm = sum(value * value for value in usual) ** 0.5
@@ -848,11 +867,15 @@ def _groups(
 
 def _surroundings(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault]:
     """Judge the sequence of indices, other files, and stock's own records of the folder."""
-    indices = {entry.index for entry in listing.entries}
-    missing = [index for index in range(min(indices), max(indices)) if index not in indices]
+    indices = sorted({entry.index for entry in listing.entries})
     expected = _look(listing.config, "data", "num_samples")
     if isinstance(expected, int) and not listing.server_flow:
-        missing += range(max(indices) + 1, expected)
+        indices.append(max(expected, indices[-1] + 1))
+    missing = [
+        range(before + 1, after)
+        for before, after in pairwise(indices)
+        if after > before + 1
+    ]
     if missing:
         filled = (
             "the server flow's script makes what is missing when it is run again"
@@ -863,7 +886,8 @@ def _surroundings(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault
             Kind.GAP,
             Certainty.CERTAIN,
             (),
-            f"{_counted(len(missing), 'index', 'indices')} missing, {_ranges(missing)}: {filled}.",
+            f"{_counted(sum(map(len, missing)), 'index', 'indices')} missing,"
+            f" {_listed_runs(missing)}: {filled}.",
         )
     if listing.strays and not listing.server_flow:
         yield Fault(
@@ -1007,7 +1031,8 @@ def _cut(
     lengths: Mapping[int, tuple[int, int]], short: Sequence[int], size: int, limit: int | None
 ) -> tuple[int, list[Batch]] | None:
     """Return cost and batches of the cheapest reading with that batch size, up to a cost."""
-    begin, end = min(lengths), max(lengths) + 1
+    present = [*sorted(lengths), max(lengths) + 1]
+    begin, end = present[0], present[-1]
     queue: list[tuple[int, int]] = [(0, begin)]
     reached: dict[int, tuple[int, int, Batch | None]] = {begin: (0, begin, None)}
     while queue:
@@ -1019,7 +1044,7 @@ def _cut(
         if at == end:
             break
         for price, batch in _steps(lengths, short, at, end, size):
-            to = at + (batch.files if batch else 1)
+            to = batch.indices.stop if batch else present[bisect_right(present, at)]
             if to not in reached or cost + price < reached[to][0]:
                 reached[to] = (cost + price, at, batch)
                 heappush(queue, (cost + price, to))
@@ -1035,7 +1060,7 @@ def _cut(
 def _steps(
     lengths: Mapping[int, tuple[int, int]], short: Sequence[int], at: int, end: int, size: int
 ) -> Iterator[tuple[int, Batch | None]]:
-    """Yield what may stand at an index, and its price: a plain file (None) or a batch."""
+    """Yield what may stand at an index, and its price: at most one file (None) or a batch."""
     tokens, mask = lengths.get(at, (0, 0))
     yield (_PLAIN_FILE if mask == tokens else _UNEXPLAINED), None
     if at + size <= end:
@@ -1094,7 +1119,7 @@ def weigh(
             and (batch.indices.stop in outside or batch.indices.stop in whole)
             and not _read_elsewhere(batch, lengths)
         ):
-            sure = batch.moved
+            sure = tuple(index for index in batch.moved if index in lengths)
         else:
             sure = ()
         settled.append(replace(batch, sure=sure))
@@ -1223,6 +1248,8 @@ def _by_tokens_alone(
 ) -> list[Batch]:
     """Find the batch size that puts a usual token before the spans, where all lengths fit."""
     begin, end = min(lengths), max(lengths) + 1
+    if end - begin > 4 * len(lengths):
+        return []  # an index that belongs to no sequence
     front = {index: pairing(index) for index in range(begin, min(end, begin + 512))}
     best: tuple[float, list[Batch]] = (0.9, [])
     for size in sizes:
@@ -1438,6 +1465,11 @@ class Repair:
     left: tuple[Fault, ...]
     resume: str
 
+    @property
+    def exit_status(self) -> int:
+        """0 where every fault was repaired, 1 where some are left or nothing was done."""
+        return 0 if self.backup and not self.left else 1
+
 
 def repair(
     report: Report,
@@ -1504,7 +1536,8 @@ def repair(
             (target / "repair.json").write_text(render_repair(result, "json"))
             for name in sorted(moved):
                 shutil.move(folder / name, target / name)
-            _write_masks(folder, target, {name: mask for name, (_, mask, _) in masks.items()})
+            for name, (_, mask, _) in masks.items():
+                _replace_mask(folder, target, name, mask)
         except OSError as error:
             raise VllmCompatError(
                 f"The repair of {folder} stopped half-way ({error}): move what is in {target} back"
@@ -1532,11 +1565,11 @@ def _refuse_unsettled(folder: Path, report: Report, settled_s: float) -> None:
 
 def _reordered(
     folder: Path, report: Report, aside: frozenset[str]
-) -> tuple[dict[str, tuple[str, list[int], int]], list[str]]:
+) -> tuple[dict[str, tuple[str, bytes, int]], list[str]]:
     """Return for each file to reorder (source, mask, tokens lost), and files without a mask."""
     names = {entry.index: entry.name for entry in report.entries}
     pairing = _pairing(Listing(folder, report.entries))
-    masks: dict[str, tuple[str, list[int], int]] = {}
+    masks: dict[str, tuple[str, bytes, int]] = {}
     nowhere: list[str] = []
     for batch in report.batches:
         if not batch.sure:
@@ -1551,31 +1584,30 @@ def _reordered(
                 nowhere.append(names[index])
                 continue
             lost = max(0, len(pair[0]) - len(found[1]))
-            mask = [*found[1][: len(pair[0])], *[0] * lost]
+            mask = bytes(value == 1 for value in found[1][: len(pair[0])]) + bytes(lost)
             masks[names[index]] = (names[source], mask, lost)
     return masks, nowhere
 
 
-def _write_masks(folder: Path, target: Path, masks: Mapping[str, Sequence[int]]) -> None:
-    """Replace loss masks: write each file anew beside the old one, then exchange them.
+def _replace_mask(folder: Path, target: Path, name: str, mask: bytes) -> None:
+    """Write a file anew with another loss mask, keep the original, and exchange them.
 
-    A name is never without a whole file. The new file's name does not end in "pt" until then,
-    because the trainer takes whatever does for a sample.
+    The name is never without a whole file. The new file's own name does not end in "pt", because
+    the trainer takes whatever does for a sample.
     """
     import torch
 
-    for name, mask in masks.items():
-        fresh = folder / f".{name}.repairing"
-        data = _load(folder / name)
-        data["loss_mask"] = torch.tensor(mask, dtype=data["loss_mask"].dtype)
-        torch.save(data, fresh)
-        with fresh.open("rb+") as file:
-            os.fsync(file.fileno())
-        try:
-            os.link(folder / name, target / name)
-        except OSError:
-            shutil.copy2(folder / name, target / name)
-        os.replace(fresh, folder / name)
+    fresh = folder / f".{name}.repairing"
+    data = _load(folder / name)
+    data["loss_mask"] = torch.tensor(list(mask), dtype=data["loss_mask"].dtype)
+    torch.save(data, fresh)
+    with fresh.open("rb+") as file:
+        os.fsync(file.fileno())
+    try:
+        os.link(folder / name, target / name)
+    except OSError:
+        shutil.copy2(folder / name, target / name)
+    os.replace(fresh, folder / name)
 
 
 def _resume(report: Report, moved: set[str]) -> str:
@@ -1678,13 +1710,17 @@ def _listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _ranges(indices: Sequence[int]) -> str:
-    """Return ascending indices as text, runs of them as ranges, at most six."""
-    runs: list[list[int]] = []
+def _ranges(indices: Iterable[int]) -> str:
+    """Return indices as text, runs of them as ranges."""
+    runs: list[range] = []
     for index in sorted(indices):
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
+        if runs and index == runs[-1].stop:
+            runs[-1] = range(runs[-1].start, index + 1)
         else:
-            runs.append([index, index])
-    shown = [str(a) if a == b else f"{a} to {b}" for a, b in runs[:6]]
+            runs.append(range(index, index + 1))
+    return _listed_runs(runs)
+
+
+def _listed_runs(runs: Sequence[range]) -> str:
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs[:6]]
     return ", ".join(shown) + (", …" if len(runs) > 6 else "")

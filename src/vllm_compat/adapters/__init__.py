@@ -7,6 +7,7 @@ import pkgutil
 from functools import lru_cache
 
 from vllm_compat.adapters.base import Adapter
+from vllm_compat.errors import UsageError
 
 
 @lru_cache(maxsize=1)
@@ -29,5 +30,14 @@ def registry() -> tuple[Adapter, ...]:
 
 
 def by_name(name: str) -> Adapter:
-    """Return the adapter of that name."""
-    return next(adapter for adapter in registry() if adapter.name == name)
+    """Return the adapter of that name.
+
+    Raises:
+        UsageError: There is none: the plan comes from another vllm_compat.
+    """
+    for adapter in registry():
+        if adapter.name == name:
+            return adapter
+    raise UsageError(
+        f"This vllm_compat has no adapter {name!r}: driver and worker must run the same vllm_compat."
+    )

@@ -51,7 +51,7 @@ class RemoteCode(Adapter):
         def trust(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
             build = current_build()
-            if build is not None and path == build.model_path:
+            if build is not None and str(path) == build.model_path:
                 kwargs.setdefault("trust_remote_code", True)
             return wrapped(*args, **kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 _KEY = "_vllm_compat_capture"
 
 
-class CaptureByHooks(Adapter):
+class Capture(Adapter):
     """Capture with forward hooks instead of the downstream's own loop over one model family."""
 
     name = "worker.capture"
@@ -31,8 +32,10 @@ class CaptureByHooks(Adapter):
         " positions=…, residual=…)`); 0.3.0 cuts rows by offset, wrong for a prompt in chunks."
     )
     does = (
-        "Leaves the forward alone, adds forward hooks to the layers asked for, and attributes the"
-        " rows of each step to requests by the batch's own order."
+        "Leaves the forward alone, adds forward hooks to the layers asked for, attributes the rows of"
+        " each step to requests by the batch's own order, and hands them over from host memory (vLLM's"
+        " asynchronous scheduling pickles replies in a thread that does not wait for the device). With"
+        " capture='stock' the downstream's loop stays, fitted to the model's names."
     )
     until = "the downstream captures without replacing forward."
     processes = frozenset({"driver", "worker"})
@@ -42,7 +45,7 @@ class CaptureByHooks(Adapter):
     )
 
     def need(self, case: Case) -> Need | None:
-        if case.environment.capture == "stock" or not case.roles.extension:
+        if not case.roles.extension:
             return None
         bound = [
             site
@@ -69,7 +72,10 @@ class CaptureByHooks(Adapter):
             from vllm_compat.capture.worker import Capture
 
             layer_ids = args[0] if args else kwargs["layer_ids"]
-            setattr(instance, _KEY, Capture(instance, layer_ids))
+            stock = None
+            if plan.environment.capture == "stock":
+                stock = (sys.modules[module], lambda: wrapped(*args, **kwargs))
+            setattr(instance, _KEY, Capture(instance, layer_ids, stock=stock))
 
         def reset(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             getattr(instance, _KEY).reset()

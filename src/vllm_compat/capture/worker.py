@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
+from vllm_compat.capture import stock_loop
 from vllm_compat.capture.layers import decoder, residual_stream
 from vllm_compat.capture.rows import RowStore, Span, spans_of
 from vllm_compat.errors import GuardError
@@ -21,34 +23,45 @@ class Capture:
     outside of a scheduled step (warm-up, profiling) is not captured.
 
     ``layer_ids`` are the downstream's: id *k* is the residual stream after layer *k*. They are
-    returned in the order asked for, duplicates included.
+    returned in the order asked for, duplicates included. With ``stock`` (the downstream's worker
+    module and its own set-up call) the downstream's loop captures, and only rows are attributed.
     """
 
-    def __init__(self, extension: Any, layer_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        extension: Any,
+        layer_ids: Sequence[int],
+        *,
+        stock: tuple[ModuleType, Callable[[], Any]] | None = None,
+    ) -> None:
         self.runner = extension.model_runner
         self.layer_ids = tuple(layer_ids)
         self.unique_ids = tuple(sorted(set(layer_ids)))
-        self.strategy = "hooks"
-        self._handles: list[Any] = []
+        self.strategy = "stock" if stock else "hooks"
+        self.path = ""
+        self.active = self._captures()
         self._step: Any = None
         self._captured: dict[int, Any] = {}
         self._spans: tuple[Span, ...] | None = None
         self._failure: str | None = None
         self.store = RowStore(len(self.unique_ids))
-        self._order = batch_order(self.runner)
-        self.path = ""
-        if self._captures():
-            count = extension.vllm_config.model_config.hf_text_config.num_hidden_layers
-            self.path, module = decoder(self.runner.model, count)
+        count = extension.vllm_config.model_config.hf_text_config.num_hidden_layers
+        if stock:
+            module, setup = stock
+            self.path, deliver = stock_loop.bind(extension, module, setup, count)
+            deliver(self._receive)
+        elif self.active:
+            self.path, base = decoder(self.runner.model, count)
             for layer_id in self.unique_ids:
-                self._handles.append(
-                    module.layers[layer_id].register_forward_hook(self._hook(layer_id))
-                )
+                base.layers[layer_id].register_forward_hook(self._hook(layer_id))
+        if self.active:
+            self._order = batch_order(self.runner)
             self._watch_steps()
             logger.info(
-                "vllm_compat captures layers %s of %s.layers by forward hooks.",
+                "vllm_compat captures layers %s of %s.layers (%s).",
                 list(self.layer_ids),
                 self.path,
+                self.strategy,
             )
 
     @staticmethod
@@ -96,6 +109,17 @@ class Capture:
         finally:
             self._captured.clear()
 
+    def _receive(self, tensors: list[Any]) -> None:
+        """Take what the downstream's loop has captured in one forward, by ascending layer id."""
+        if self._step is None or self._failure:
+            return
+        try:
+            self._spans = self._spans_now()
+        except GuardError as error:
+            self._failure = str(error)
+            return
+        self._captured = dict(zip(self.unique_ids, tensors, strict=False))
+
     def _hook(self, layer_id: int) -> Callable[[Any, Any, Any], None]:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             if self._step is None or self._failure:
@@ -131,7 +155,7 @@ class Capture:
         """
         import torch
 
-        if not self._handles:
+        if not self.active:
             return None
         if self._failure:
             failure = self._failure

@@ -226,6 +226,7 @@ def describe_worker(worker: Any) -> dict[str, Any]:
         "quant_methods": methods,
         "async_scheduling": worker.vllm_config.scheduler_config.async_scheduling,
         "start_method": _started_by(),
+        "capture": getattr(getattr(worker, "_vllm_compat_capture", None), "strategy", "downstream"),
         "block_size": worker.vllm_config.cache_config.block_size,
     }
 

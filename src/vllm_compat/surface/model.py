@@ -91,6 +91,7 @@ class Symbol:
     vLLM and so not everything can be known (``bases`` names what was seen).
     ``annotation`` is the source text of an attribute's annotation. ``lacking`` names classes that
     the name's owner may be instead and that lack it (a model runner of the other generation).
+    ``plain_method``: a function that takes an instance first where it is called on the class.
     """
 
     path: str
@@ -101,6 +102,7 @@ class Symbol:
     open_ended: bool = False
     annotation: str | None = None
     lacking: tuple[str, ...] = ()
+    plain_method: bool = False
 
 
 class Surface:
@@ -137,3 +139,28 @@ class Surface:
     def modules(self) -> Iterator[str]:
         """Iterate over the dotted names of all modules."""
         raise NotImplementedError
+
+    # Types, as far as annotations tell. A surface may know none.
+
+    def result_types(self, path: str) -> frozenset[str] | None:
+        """Return the dotted types that calling ``path`` may give, ``"None"`` among them.
+
+        None where not all of them are known.
+        """
+        return None
+
+    def value_types(self, path: str) -> frozenset[str] | None:
+        """Return the dotted types of the value behind ``path``; None where not all are known."""
+        return None
+
+    def parameter_types(self, path: str, name: str) -> frozenset[str] | None:
+        """Return the dotted types that a parameter takes; None where not all are known."""
+        return None
+
+    def ancestors(self, path: str) -> frozenset[str]:
+        """Return the dotted names of a class and all its bases."""
+        return frozenset({path})
+
+    def deriving(self, path: str) -> tuple[str, ...]:
+        """Return the vLLM classes that name the class among their bases, sorted."""
+        return ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from pathlib import Path
@@ -196,6 +197,21 @@ class Store:
                     at = text.find(f"\n{path}\t", at + 1)
         return sorted(set(found))
 
+    def naming(self, name: str, number: int) -> list[str]:
+        """Return the classes of a release whose header mentions a name."""
+        found: list[str] = []
+        pattern = re.compile(rf'^(\w+)\t([\d,-]+)\t\["c",\[[^\]]*\b{re.escape(name)}\b', re.M)
+        for group in self.groups():
+            if group in (MODULES, NAMES):
+                continue
+            text = self.text(group)
+            for match in pattern.finditer(text):
+                if mask_of(match.group(2)) >> number & 1:
+                    start = text.rfind("\n@", 0, match.start()) + 2
+                    start = max(start, 1)
+                    found.append(f"{text[start : text.index(chr(10), start)]}.{match.group(1)}")
+        return found
+
 
 def split(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
     """Take an entry apart into (path, JSON) rows: the reverse of :func:`join`."""
@@ -334,6 +350,20 @@ def closest_record(version: str, folder: Path = DATA) -> str | None:
     return None
 
 
+def recorded_until(version: str | None = None, folder: Path = DATA) -> list[RecordedSurface]:
+    """Return the surfaces of the recorded releases up to a version, oldest first.
+
+    All of them without a version, or where it can't be ordered. A nightly counts as what comes
+    after the release that it follows.
+    """
+    end = _parsed(version) if version else None
+    return [
+        RecordedSurface(recorded, folder)
+        for recorded in recorded_versions(folder)
+        if end is None or (own := _parsed(recorded)) is None or own <= end
+    ]
+
+
 class RecordedSurface(StaticSurface):
     """What a recorded release offers.
 
@@ -387,6 +417,9 @@ class RecordedSurface(StaticSurface):
     def modules(self) -> Iterator[str]:
         """Iterate over the dotted names of all modules with source."""
         return self._store.module_names(self._number)
+
+    def _naming(self, name: str) -> Iterator[str]:
+        return iter(self._store.naming(name, self._number))
 
     def find(self, name: str) -> tuple[str, ...]:
         """Return the dotted paths of every top-level definition called ``name``, sorted."""

@@ -129,6 +129,15 @@ class SourceSurface(StaticSurface):
                     found.append(f"{module}.{name}")
         return tuple(sorted(found))
 
+    def _naming(self, name: str) -> Iterator[str]:
+        pattern = re.compile(
+            rb"^class[ \t]+(\w+)[ \t]*\([^)]*\b" + name.encode() + rb"\b", re.MULTILINE
+        )
+        for module in self.modules():
+            text = self.files.source(module) or b""
+            if name.encode() in text:
+                yield from (f"{module}.{m.decode()}" for m in pattern.findall(text))
+
     def digest(self) -> str:
         """Return the SHA-256 of the file, or of a folder's source."""
         return self.files.tree.digest()

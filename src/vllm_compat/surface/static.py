@@ -637,7 +637,8 @@ class StaticSurface(Surface):
                     return Types((Thing("container", module, builtin, items=contents),))
                 return Types((Thing("unknown", items=contents),), open=True)
             thing = self._name_in(module, ast.unparse(node.value))
-            return Types((thing,)) if thing and thing.kind == "class" else Types(open=True)
+            known = thing is not None and thing.kind in ("class", "external")
+            return Types((thing,)) if thing is not None and known else Types(open=True)
         if isinstance(node, (ast.Name, ast.Attribute)):
             dotted = ast.unparse(node)
             if dotted == "Self" and owner is not None:
@@ -657,6 +658,9 @@ class StaticSurface(Surface):
                     return Types((Thing("container", module, builtin),))
                 if builtin in _BUILTIN_TYPES:
                     return Types((thing,))
+                return Types(open=True)
+            if thing.kind == "external" and thing.path.rsplit(".", 1)[-1][:1].isupper():
+                return Types((thing,))
             return Types(open=True)
         return Types(open=True)
 
@@ -881,6 +885,43 @@ class StaticSurface(Surface):
             self._symbols[path] = None if thing is None else self._symbol(path, thing)
         return self._symbols[path]
 
+    def _dotted_types(self, types: Types) -> frozenset[str] | None:
+        if types.open or any(t.kind not in ("class", "external") for t in types.things):
+            return None
+        names = {t.path for t in types.things}
+        return frozenset(names | {"None"} if types.none else names)
+
+    def result_types(self, path: str) -> frozenset[str] | None:
+        thing = self.thing(path)
+        return None if thing is None else self._dotted_types(self.result_of(thing))
+
+    def value_types(self, path: str) -> frozenset[str] | None:
+        thing = self.thing(path)
+        return None if thing is None else self._dotted_types(self.types_of(thing))
+
+    def parameter_types(self, path: str, name: str) -> frozenset[str] | None:
+        thing = self.thing(path)
+        if thing is not None and thing.kind == "class":
+            thing = self._member(thing, "__init__")
+        if thing is None or thing.kind != "function":
+            return None
+        annotation = next((p[2] for p in thing.entry[1] if p[0] == name), None)
+        return self._dotted_types(self._annotated(thing.module, annotation, thing.owner))
+
+    def ancestors(self, path: str) -> frozenset[str]:
+        thing = self.thing(path)
+        if thing is None or thing.kind != "class":
+            return frozenset({path})
+        return frozenset(base.path for base in self._mro(thing))
+
+    def _naming(self, name: str) -> Iterator[str]:
+        """Iterate over the dotted classes whose bases may mention a name."""
+        return iter(())
+
+    def deriving(self, path: str) -> tuple[str, ...]:
+        found = [p for p in self._naming(path.rsplit(".", 1)[-1]) if path in self.ancestors(p)]
+        return tuple(sorted(p for p in found if p != path))
+
     def _symbol(self, path: str, thing: Thing) -> Symbol:
         where = thing.path or path
         if thing.kind == "module":
@@ -889,8 +930,13 @@ class StaticSurface(Surface):
             entry = thing.entry
             if "p" in entry[3]:
                 return Symbol(where, SymbolKind.ATTRIBUTE, annotation=entry[2])
-            signature = self._function_signature(entry)
-            return Symbol(where, SymbolKind.FUNCTION, signature, lacking=thing.lacking)
+            return Symbol(
+                where,
+                SymbolKind.FUNCTION,
+                self._function_signature(entry),
+                lacking=thing.lacking,
+                plain_method=thing.owner is not None and not {"s", "c"} & set(entry[3]),
+            )
         if thing.kind == "class":
             return Symbol(
                 where,

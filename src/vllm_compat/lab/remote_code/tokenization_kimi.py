@@ -78,7 +78,7 @@ class TikTokenTokenizer(PreTrainedTokenizer):
     @property
     def vocab_size(self) -> int:
         """Return the number of ids, reserved ones included."""
-        return self.model.n_vocab
+        return int(self.model.n_vocab)
 
     def get_vocab(self) -> dict[str, int]:
         """Return every token's name with its id."""

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+"""Everything for the demo: real vLLM 0.16.0 (CPU build), stock speculators 0.3.0, a tiny Kimi-K2.5.
+
+usage: python3 scripts/demo.py [--vllm VERSION] [--speculators VERSION] [--model MODEL]
+Needs Python 3.10 to 3.13, and PyPI on the first run (4 GB of downloads, 8 GB of disk).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+
+def main() -> int:
+    """Make the environment or reuse it, run the demo in it, return its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vllm", default="0.16.0", metavar="VERSION")
+    parser.add_argument("--speculators", default="0.3.0", metavar="VERSION")
+    parser.add_argument("--model", default="kimi_k25", choices=["kimi_k25", "deepseek_v3", "llama"])
+    options = parser.parse_args()
+
+    from vllm_compat.errors import VllmCompatError
+    from vllm_compat.lab.environments import ensure
+
+    try:
+        paths = ensure(options.vllm, options.speculators, progress=lambda text: print(text, flush=True))
+    except VllmCompatError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    command = [str(paths.python), "-m", "vllm_compat", "demo", "--model", options.model]
+    return subprocess.call(command, env=paths.variables())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""Everything for the tests: linters, the fast layer, then real vLLM end to end.
+
+usage: python3 scripts/test.py [--fast] [PYTEST_ARGS…]
+Needs Python 3.10 to 3.13 and PyPI; the end-to-end layer takes x86-64 Linux and 8 GB of disk per vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the layers one after another; stop at the first that fails."""
+    fast = "--fast" in arguments
+    rest = [argument for argument in arguments if argument != "--fast"]
+    from vllm_compat.lab.environments import default_root, find_uv
+
+    venv = default_root() / "dev"
+    uv = find_uv()
+    python = venv / "bin" / "python"
+    if not python.exists():
+        run(*uv, "venv", "--quiet", "--python", sys.executable, str(venv))
+    run(*uv, "pip", "install", "--quiet", "--python", str(python), "--group", "dev", "-e", str(ROOT))
+    steps = [
+        ("ruff", ["-m", "ruff", "check", "src", "tests", "scripts", "benchmarks"]),
+        ("mypy", ["-m", "mypy"]),
+        ("fast tests", ["-m", "pytest", "-m", "not e2e", *rest]),
+    ]
+    if not fast:
+        steps.append(("end to end", ["-m", "pytest", "-m", "e2e", "-v", "--durations=10", *rest]))
+    for title, step in steps:
+        begin = time.monotonic()
+        print(f"== {title}", flush=True)
+        status = subprocess.call([str(python), *step], cwd=ROOT, env=environment())
+        print(f"== {title}: {time.monotonic() - begin:.0f} s, exit status {status}", flush=True)
+        if status:
+            return status
+    return 0
+
+
+def run(*command: str) -> None:
+    """Run a preparing command; a failure ends everything in its own words."""
+    if status := subprocess.call(command, cwd=ROOT):
+        sys.exit(f"test: `{' '.join(command)}` ended with exit status {status}")
+
+
+def environment() -> dict[str, str]:
+    """Return the caller's environment without what would change the tests."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_COMPAT_PLAN", "PYTHON"))}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

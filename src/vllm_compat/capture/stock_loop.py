@@ -1,0 +1,70 @@
+"""The downstream's own loop over the layers, made to find its model.
+
+Used only where it is asked for (``capture="stock"``): it knows one family of models. What it looks
+for under names that this vLLM has changed is supplied on the instances that it uses; no class is
+touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from vllm_compat.capture.layers import decoder
+
+
+def bind(
+    extension: Any, module: ModuleType, setup: Callable[[], Any], layers: int
+) -> tuple[str, Callable[[Callable[[list[Any]], None]], None]]:
+    """Let the downstream bind its loop; return where, and how to get what it captures.
+
+    ``module`` is the downstream's worker module, ``setup`` its own set-up call, ``layers`` the
+    number of decoder layers. The second value takes a function that is called with the captured
+    tensors of each forward, in the order of ascending layer ids.
+    """
+    model = extension.model_runner.model
+    path, base = decoder(model, layers)
+    old, new = "get_input_embeddings", "embed_input_ids"  # renamed by vLLM 0.11.1
+    for missing, present in ((old, new), (new, old)):
+        if not hasattr(base, missing) and hasattr(base, present):
+            base.__dict__[missing] = getattr(base, present)
+    with _found(model, base), _supported(module):
+        setup()
+
+    def deliver(receive: Callable[[list[Any]], None]) -> None:
+        extension.__dict__["_store_captured_states"] = receive
+
+    return path, deliver
+
+
+@contextmanager
+def _found(model: Any, base: Any) -> Iterator[None]:
+    """Let ``model.model``, or ``model.get_language_model().model``, be ``base`` for a while."""
+    owners = [model]
+    if hasattr(model, "get_language_model"):
+        owners.append(model.get_language_model())
+    # In the instance's own namespace: nn.Module's assignment would register a second submodule.
+    lent = [o for o in owners if o is not base and getattr(o, "model", None) is not base]
+    for owner in lent:
+        owner.__dict__["model"] = base
+    try:
+        yield
+    finally:
+        for owner in lent:
+            del owner.__dict__["model"]
+
+
+@contextmanager
+def _supported(module: ModuleType) -> Iterator[None]:
+    """Answer yes where the downstream asks for SupportsEagle3: its loop needs none of it."""
+    asked = vars(module).get("supports_eagle3")
+    if asked is None:
+        yield
+        return
+    module.__dict__["supports_eagle3"] = lambda model: True
+    try:
+        yield
+    finally:
+        module.__dict__["supports_eagle3"] = asked

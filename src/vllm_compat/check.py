@@ -1,0 +1,581 @@
+"""Know before anything loads: whether a downstream runs on a vLLM, and what would make it run.
+
+:func:`check` reads source only: it imports neither vLLM, torch nor the downstream, and needs no
+GPU. The plan that it judges by is the one that :func:`vllm_compat.apply` makes, by the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm_compat.contract import CallSite, Contract
+    from vllm_compat.drift import Finding
+    from vllm_compat.environment import Environment
+    from vllm_compat.plan import Plan
+    from vllm_compat.report.changes import Difference
+    from vllm_compat.report.model import Dating, Pair, Report, Standing
+    from vllm_compat.surface.model import Surface
+
+FORMATS = ("text", "json", "markdown", "junit", "github")
+DIFF_FORMATS = ("text", "json", "markdown")
+DEVICES = ("cpu", "cuda", "rocm")
+
+# The command line.
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``vllm-compat check``."""
+    parser.description = (
+        "Say whether a downstream runs on a vLLM, as it is or with vllm_compat, before anything is"
+        " loaded. Only source is read. Exit status: 0 usable, 1 incompatible, 2 usage error, 3"
+        " unknown; of several pairs, that of the one worst off."
+    )
+    parser.add_argument(
+        "--downstream",
+        action="append",
+        default=[],
+        metavar="NAME|PATH|WHEEL",
+        help="the library that uses vLLM: an installed distribution, a folder, a wheel or an sdist"
+        " (default: the installed speculators); may be given more than once",
+    )
+    parser.add_argument(
+        "--vllm",
+        action="append",
+        default=[],
+        metavar="VERSION|PATH|FILE",
+        help="a recorded release, a source tree, a wheel or an sdist (default: the installed vLLM);"
+        " may be given more than once",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="check all recorded releases of vLLM (a matrix)"
+    )
+    parser.add_argument(
+        "--python",
+        metavar="INTERPRETER",
+        help="look in the environment of this interpreter for what is installed",
+    )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        help="where vLLM computes (default: as the environment shows, else unknown)",
+    )
+    parser.add_argument("--format", default="text", choices=FORMATS)
+    parser.add_argument("--output", metavar="FILE", help="write the report there, not to stdout")
+    parser.add_argument("--strict", action="store_true", help="exit with 1, not 3, where unknown")
+
+
+def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``vllm-compat diff``."""
+    parser.description = (
+        "Show what changed from one vLLM to another, parameter by parameter, for the symbols that a"
+        " downstream uses."
+    )
+    what = "a recorded release, a source tree, a wheel, an sdist, or the word installed"
+    parser.add_argument("a", metavar="A", help=what)
+    parser.add_argument("b", metavar="B", help="likewise")
+    parser.add_argument(
+        "--downstream",
+        action="append",
+        default=[],
+        metavar="NAME|PATH|WHEEL",
+        help="whose symbols to look at (default: the installed speculators)",
+    )
+    parser.add_argument(
+        "--all-symbols",
+        action="store_true",
+        help="look at everything that vllm.v1 and vllm.config define, whoever uses it",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="INTERPRETER",
+        help="look in the environment of this interpreter for what is installed",
+    )
+    parser.add_argument("--format", default="text", choices=DIFF_FORMATS)
+    parser.add_argument("--output", metavar="FILE", help="write it there, not to stdout")
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Run ``vllm-compat check``; return its exit status.
+
+    Raises :class:`~vllm_compat.errors.UsageError` where something can't be read.
+    """
+    import gc
+
+    from vllm_compat.report import render, show
+
+    gc.disable()  # one short run, in which everything read stays in use
+    report = check(
+        options.downstream,
+        options.vllm,
+        all_releases=options.all,
+        python=options.python,
+        device=options.device,
+        strict=options.strict,
+    )
+    gc.freeze()
+    gc.enable()
+    if options.output:
+        _write(options.output, render(report, options.format))
+    elif options.format == "text":
+        show(report)
+    else:
+        sys.stdout.write(render(report, options.format))
+    return report.exit_status
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    """Run ``vllm-compat diff``; return 0.
+
+    Raises :class:`~vllm_compat.errors.UsageError` where something can't be read.
+    """
+    from vllm_compat.report.changes import render_difference
+
+    found = diff(
+        options.a,
+        options.b,
+        options.downstream,
+        all_symbols=options.all_symbols,
+        python=options.python,
+    )
+    text = render_difference(found, options.format)
+    if options.output:
+        _write(options.output, text)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _write(path: str, text: str) -> None:
+    from vllm_compat.errors import UsageError
+
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+# Checking.
+
+
+def check(
+    downstreams: Sequence[str | Path] = (),
+    vllms: Sequence[str | Path] = (),
+    *,
+    all_releases: bool = False,
+    python: str | None = None,
+    device: str | None = None,
+    strict: bool = False,
+) -> Report:
+    """Judge each downstream on each vLLM.
+
+    Args:
+        downstreams: Distribution names, folders, wheels or sdists; by default ``speculators``.
+        vllms: Versions of recorded releases, folders, wheels or sdists; by default what is
+            installed, or nothing more where ``all_releases`` is given.
+        all_releases: Also judge every recorded release.
+        python: Another interpreter, in whose environment installed packages are looked for.
+        device: Where vLLM computes, ``cpu``, ``cuda`` or ``rocm``.
+        strict: Count an unknown verdict as incompatible in the exit status.
+
+    Raises:
+        UsageError: Something can't be read; one sentence says what.
+    """
+    from vllm_compat.surface.syntax import uncollected
+
+    with uncollected():
+        return _check(downstreams, vllms, all_releases, python, device, strict)
+
+
+def _check(
+    downstreams: Sequence[str | Path],
+    vllms: Sequence[str | Path],
+    all_releases: bool,
+    python: str | None,
+    device: str | None,
+    strict: bool,
+) -> Report:
+    from vllm_compat.contract import read_contract
+    from vllm_compat.report.model import Report
+    from vllm_compat.surface import open_surface
+
+    releases = _Releases()
+    whats: list[str | Path | None] = list(vllms)
+    if all_releases:
+        whats = [*releases.versions, *whats]
+    elif not whats:
+        whats = [None]
+    contracts = [read_contract(what, python=python) for what in downstreams or (None,)]
+    surfaces = [
+        releases.get(str(what)) if what in releases.versions else open_surface(what, python=python)
+        for what in whats
+    ]
+    pairs = []
+    for contract in contracts:
+        history = _History(contract, releases, whole=len(surfaces) > 3)
+        for what, surface in zip(whats, surfaces, strict=True):
+            installed = what is None or what == "installed"
+            environment = _environment(contract, surface, installed, python, device)
+            pairs.append(judge(contract, surface, environment, installed, history))
+    return Report(tuple(pairs), strict)
+
+
+def judge(
+    contract: Contract,
+    surface: Surface,
+    environment: Environment,
+    environment_known: bool,
+    history: _History | None = None,
+) -> Pair:
+    """Judge one pair.
+
+    A downstream with an in-process generator is judged by the plan that ``apply()`` would put in
+    force; any other by its findings alone, since no adapter is made for it. ``history`` dates the
+    findings; without it they stay undated.
+    """
+    from vllm_compat.drift import find_drifts
+    from vllm_compat.errors import IncompatibleError
+    from vllm_compat.pair import refuse_unserved
+    from vllm_compat.plan import make_plan, roles_of
+    from vllm_compat.report.model import Dating, Judged, Pair, Standing, Verdict
+
+    findings = find_drifts(contract, surface)
+    plan: Plan | None = None
+    refused = ""
+    if roles_of(contract).generator:
+        plan = make_plan(contract, surface, environment)
+        try:
+            refuse_unserved(contract, surface)
+        except IncompatibleError as error:
+            refused = str(error)
+    repairs = _repairs(plan, contract, surface, environment, findings) if plan else {}
+    dates = history.dates(findings, surface) if history else [Dating() for _ in findings]
+    judged = tuple(
+        Judged(
+            finding, _standing(finding, plan, finding in repairs), repairs.get(finding, ()), date
+        )
+        for finding, date in zip(findings, dates, strict=True)
+    )
+
+    notes = []
+    if not plan:
+        notes.append(
+            f"{contract.name} {contract.version} has no in-process generator as speculators 0.3 and"
+            " 0.4 have it, so vllm_compat has no adapters for it."
+        )
+    elif not environment_known:
+        notes.append(
+            "The environment is not known: adapters that depend on it (transformers, the device)"
+            " are not listed."
+            if environment.device == "unknown"
+            else "The environment is not known, but for the device as given: adapters that depend"
+            " on the rest (transformers) are not listed."
+        )
+    elif environment.device == "unknown":
+        notes.append(
+            "No device was found: adapters that depend on it are not listed; --device names one."
+        )
+    if surface.version == "unknown":
+        notes.append("This vLLM does not say its version; it is judged by its source alone.")
+
+    unmet = sum(j.standing is Standing.UNMET for j in judged)
+    possible = sum(j.standing is Standing.POSSIBLE for j in judged)
+    if not contract.sites:
+        verdict = Verdict.UNKNOWN
+        reason = f"{contract.name} does not use vLLM, as far as its source can be followed."
+    elif refused or unmet:
+        verdict = Verdict.INCOMPATIBLE
+        reason = refused or (
+            f"{_count(unmet, 'finding')} that no adapter repairs."
+            if plan
+            else f"{_count(unmet, 'finding')} at call sites that are sure to fail."
+        )
+    elif plan and plan.steps:
+        verdict = Verdict.WITH_SHIM
+        reason = f"{_count(len(plan.steps), 'adapter')} will be in force."
+    elif possible:
+        verdict = Verdict.UNKNOWN
+        reason = f"{_count(possible, 'finding')} at call sites that may fail, depending on the run."
+    else:
+        verdict = Verdict.USABLE
+        reason = f"All {len(contract.sites)} call sites fit."
+    return Pair(
+        contract,
+        surface,
+        environment,
+        environment_known,
+        verdict,
+        reason,
+        plan,
+        judged,
+        tuple(notes),
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _standing(finding: Finding, plan: Plan | None, repaired: bool) -> Standing:
+    from vllm_compat.drift import FindingKind
+    from vllm_compat.report.model import Standing
+
+    if repaired:
+        return Standing.REPAIRED
+    if plan is None:
+        sure = finding.fatal and finding.kind is not FindingKind.BEHAVIOUR
+        return Standing.UNMET if sure else Standing.POSSIBLE
+    if finding in plan.unmet:
+        return Standing.UNMET
+    return Standing.GUARDED if finding.symbol in plan.guarded else Standing.POSSIBLE
+
+
+def _repairs(
+    plan: Plan,
+    contract: Contract,
+    surface: Surface,
+    environment: Environment,
+    findings: tuple[Finding, ...],
+) -> dict[Finding, tuple[str, ...]]:
+    """Return which adapters of a plan repair which findings, as the adapters themselves say."""
+    from vllm_compat.adapters import by_name
+    from vllm_compat.adapters.base import Case
+
+    case = Case(contract, surface, environment, findings, plan.roles)
+    repairs: dict[Finding, tuple[str, ...]] = {}
+    for name in plan.adapters:
+        need = by_name(name).need(case)
+        for finding in need.findings if need else ():
+            repairs[finding] = (*repairs.get(finding, ()), name)
+    return repairs
+
+
+# Recorded releases.
+
+
+class _Releases:
+    """The recorded releases, each opened once."""
+
+    def __init__(self) -> None:
+        from vllm_compat.surface.recorded import recorded_versions
+
+        self.versions = recorded_versions()
+        self._surfaces: dict[str, Surface] = {}
+
+    def get(self, version: str) -> Surface:
+        """Return the surface of a recorded release."""
+        from vllm_compat.surface.recorded import RecordedSurface
+
+        if version not in self._surfaces:
+            self._surfaces[version] = RecordedSurface(version)
+        return self._surfaces[version]
+
+    def around(self, version: str) -> tuple[list[str], list[str]]:
+        """Return the recorded versions before and after a version, the version itself left out.
+
+        A version that can't be compared counts as newer than all.
+        """
+        from packaging.version import InvalidVersion, Version
+
+        try:
+            wanted = Version(Version(version).public)
+        except InvalidVersion:
+            return list(self.versions), []
+        known = [(Version(v), v) for v in self.versions]
+        return [v for n, v in known if n < wanted], [v for n, v in known if n > wanted]
+
+
+class _History:
+    """What a contract meets on each recorded release, found when it is asked for.
+
+    ``whole``: look at all call sites, so that one look serves many surfaces; otherwise at those
+    only that have to do with the findings asked about.
+    """
+
+    def __init__(self, contract: Contract, releases: _Releases, *, whole: bool = True) -> None:
+        self.contract = contract
+        self.releases = releases
+        self.whole = whole
+        self._keys: dict[str, frozenset[object]] = {}
+
+    def dates(self, findings: Sequence[Finding], surface: Surface) -> list[Dating]:
+        """Say since when each of a surface's findings is there."""
+        if not self.whole:
+            part = dataclasses.replace(self.contract, sites=_related(self.contract, findings))
+            return _History(part, self.releases).dates(findings, surface)
+        before, after = self.releases.around(surface.version)
+        return [self._date(finding, surface.version, before, after) for finding in findings]
+
+    def _date(
+        self, finding: Finding, since: str, before: Sequence[str], after: Sequence[str]
+    ) -> Dating:
+        from vllm_compat.report.model import Dating
+
+        for version in reversed(before):
+            if finding.key not in self._found(version):
+                return Dating(since, version)
+            since = version
+        return Dating(
+            since, None, next((v for v in after if finding.key not in self._found(v)), None)
+        )
+
+    def _found(self, version: str) -> frozenset[object]:
+        """Return what makes findings the same on different releases, for one release."""
+        from vllm_compat.drift import find_drifts
+
+        if version not in self._keys:
+            found = find_drifts(self.contract, self.releases.get(version))
+            self._keys[version] = frozenset(finding.key for finding in found)
+        return self._keys[version]
+
+
+def _related(contract: Contract, findings: Sequence[Finding]) -> tuple[CallSite, ...]:
+    """Return the call sites that decide about findings: of their symbols, owners and members."""
+    from vllm_compat.drift import prefixes
+
+    symbols = {f.symbol for f in findings} | {s.symbol for f in findings for s in f.sites}
+    owners = {prefix for symbol in symbols for prefix in prefixes(symbol)}
+    return tuple(
+        site
+        for site in contract.sites
+        if site.symbol in owners or not symbols.isdisjoint(prefixes(site.symbol))
+    )
+
+
+# Environments.
+
+_ASK = """
+import dataclasses, importlib.util as u, json, sys
+sys.path[:] = [p for p in sys.path if p]
+spec = u.spec_from_file_location("vllm_compat_environment", sys.argv[1])
+module = sys.modules[spec.name] = u.module_from_spec(spec)
+spec.loader.exec_module(module)
+found = dataclasses.asdict(module.read_environment(sys.argv[2], sys.argv[3]))
+transformers = u.find_spec("transformers")
+print(json.dumps([found, transformers and transformers.origin]))
+"""
+
+
+def _environment(
+    contract: Contract,
+    surface: Surface,
+    installed: bool,
+    python: str | None,
+    device: str | None,
+) -> Environment:
+    """Read what decides besides source, as ``apply()`` reads it.
+
+    For a vLLM that is not installed only the device is known, if it is given or the build has a
+    name for it, and what importing the downstream does.
+    """
+    import importlib.util
+
+    from vllm_compat.environment import Environment, read_environment
+    from vllm_compat.plan import roles_of
+
+    transformers: str | None = None
+    if not installed:
+        named = read_environment(surface.version, surface.distribution, root=_NOWHERE).device
+        environment = Environment("", (), named)
+    elif python is None:
+        environment = read_environment(surface.version, surface.distribution)
+        spec = importlib.util.find_spec("transformers")
+        transformers = spec.origin if spec else None
+    else:
+        environment, transformers = _ask(python, surface)
+    if roles_of(contract).generator:
+        folder = Path(transformers).parent if transformers else None
+        environment = dataclasses.replace(environment, features=_features(contract, folder))
+    return dataclasses.replace(environment, device=device) if device else environment
+
+
+_NOWHERE = Path("/nonexistent")  # no device files, so that only the build's own name is looked at
+
+
+def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
+    """Read the environment of another interpreter, and where its transformers lies."""
+    from vllm_compat import environment
+    from vllm_compat.errors import UsageError
+
+    try:
+        answer = subprocess.run(
+            [python, "-c", _ASK, environment.__file__, surface.version, surface.distribution],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        found, transformers = json.loads(answer.stdout)
+        found["versions"] = tuple(tuple(pair) for pair in found["versions"])
+        found["features"] = ()
+        return environment.Environment(**found), transformers
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"The interpreter {python} does not answer: {error}.") from error
+
+
+def _features(contract: Contract, transformers: Path | None) -> tuple[str, ...]:
+    from vllm_compat.environment import read_features
+    from vllm_compat.errors import UsageError
+
+    with _folder(contract) as folder:
+        try:
+            return read_features(folder, transformers)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise UsageError(
+                f"The source of {contract.name}, or of the transformers beside it, cannot be read:"
+                f" {error}."
+            ) from error
+
+
+@contextmanager
+def _folder(contract: Contract) -> Iterator[Path]:
+    """Give the downstream's source as a folder, unpacked for the moment where it is one file."""
+    import tempfile
+
+    from vllm_compat.surface.files import package_at
+
+    root = Path(contract.root)
+    if root.is_dir():
+        yield root
+        return
+    files = package_at(root)
+    with tempfile.TemporaryDirectory(prefix="vllm-compat-check-") as name:
+        for module in files.modules():
+            place = Path(name, *module.split(".")[1:], "__init__.py")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(files.source(module) or b"")
+        yield Path(name)
+
+
+# Comparing.
+
+
+def diff(
+    a: str | Path,
+    b: str | Path,
+    downstreams: Sequence[str | Path] = (),
+    *,
+    all_symbols: bool = False,
+    python: str | None = None,
+) -> Difference:
+    """Compare two vLLMs by the symbols that downstreams use, or by all that ``vllm.v1`` defines.
+
+    Raises :class:`~vllm_compat.errors.UsageError` where something can't be read.
+    """
+    from vllm_compat.contract import read_contract
+    from vllm_compat.report.changes import compare_all, compare_used
+    from vllm_compat.surface import open_surface
+
+    before, after = open_surface(a, python=python), open_surface(b, python=python)
+    if all_symbols:
+        return compare_all(before, after)
+    contracts = [read_contract(what, python=python) for what in downstreams or (None,)]
+    return compare_used(before, after, contracts)

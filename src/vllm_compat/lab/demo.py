@@ -1,0 +1,100 @@
+"""The demo: one tiny model through stock speculators and the shim, compared, in a few lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from vllm_compat.errors import UsageError
+
+
+def run_demo(model: str = "kimi_k25", folder: str | None = None) -> int:
+    """Make a tiny model, extract, compare with transformers, print a verdict; return 0 if right.
+
+    Runs in an environment that has vLLM and speculators. ``folder`` keeps what was made.
+
+    Raises:
+        UsageError: vLLM or speculators is not installed here.
+    """
+    from importlib.util import find_spec
+
+    for package in ("vllm", "speculators", "torch"):
+        if find_spec(package) is None:
+            raise UsageError(
+                f"The demo needs {package}, which is not installed in this environment; from a"
+                " checkout, `python3 scripts/demo.py` makes one."
+            )
+    if folder is not None:
+        return _demo(model, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="vllm-compat-demo-") as temporary:
+        return _demo(model, Path(temporary))
+
+
+def _demo(model: str, folder: Path) -> int:
+    from vllm_compat.lab.models import make_model
+
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"1/3  writing a tiny {model} with random weights", flush=True)
+    path = make_model(model, folder / model)
+    print("2/3  extracting with stock speculators on real vLLM, through the shim", flush=True)
+    record_file, log = folder / "record.json", folder / "log.txt"
+    command = [sys.executable, "-m", "vllm_compat.lab.cell", str(path), "--out", str(record_file)]
+    with log.open("wb") as stream:
+        status = subprocess.call(
+            [*command, "--repeat", "5"], stdout=stream, stderr=subprocess.STDOUT
+        )
+    if not record_file.exists():
+        sys.stdout.write(log.read_text(encoding="utf-8", errors="replace")[-3000:])
+        print(f"\nFAILED: the extraction ended with status {status} and left no record.")
+        return 1
+    record = json.loads(record_file.read_text(encoding="utf-8"))
+    print("3/3  comparing every row with transformers in float32\n", flush=True)
+    if record["outcome"] != "right":
+        sys.stdout.write("\n".join(log.read_text(errors="replace").splitlines()[-25:]) + "\n\n")
+    print(verdict(record))
+    return 0 if record["outcome"] == "right" else 1
+
+
+def verdict(record: dict[str, Any]) -> str:
+    """Return a cell's record as a few lines for people."""
+    scenarios = record.get("scenarios", {})
+    versions = record.get("versions", {})
+    plan = record.get("plan", {})
+    lines = [
+        f"vLLM {versions.get('vllm')}, speculators {versions.get('speculators')}, torch"
+        f" {versions.get('torch')}, transformers {versions.get('transformers')}",
+        "adapters in force, and why:",
+    ]
+    for step in plan.get("steps", []):
+        lines += textwrap.wrap(
+            step["reason"],
+            100,
+            initial_indent=f"  {step['adapter']:28} ",
+            subsequent_indent=" " * 31,
+        )
+    lines.append("scenarios:")
+    for name, entry in scenarios.items():
+        worst = f"{entry['worst']:.1e}" if "worst" in entry else entry.get("wrong")
+        lines.append(
+            f"  {name:28} {entry['prompts']:3} prompts, {entry['tokens']:4} tokens, worst {worst}"
+        )
+    samples = sum(entry["prompts"] for entry in scenarios.values())
+    shape = next((entry["shape"] for entry in scenarios.values()), None)
+    dtype = next((entry["dtype"] for entry in scenarios.values()), "")
+    speed = record.get("throughput")
+    lines.append("")
+    if record["outcome"] == "right":
+        assert shape
+        lines.append(
+            f"RIGHT: {samples} samples, {shape[0]} layers of [tokens, {shape[2]}] in {dtype}, worst"
+            f" relative deviation {record['worst']:.1e}"
+            + (f", {speed['tokens'] / speed['median_seconds']:.0f} tokens/s" if speed else "")
+        )
+    else:
+        lines.append(f"FAILED: {record.get('error')}")
+    return "\n".join(lines)

@@ -1,0 +1,123 @@
+"""A report as tables on a terminal. Needs ``rich``, which is imported with this module."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vllm_compat.report import words
+from vllm_compat.report.model import Judged, Pair, Report, Standing, Verdict
+
+_COLOURS = {
+    Verdict.USABLE: "green",
+    Verdict.WITH_SHIM: "green",
+    Verdict.UNKNOWN: "yellow",
+    Verdict.INCOMPATIBLE: "red",
+}
+_STANDINGS = {
+    Standing.REPAIRED: "green",
+    Standing.GUARDED: "cyan",
+    Standing.POSSIBLE: "yellow",
+    Standing.UNMET: "red",
+}
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Print one pair in full; of several, the matrix and what stands in the way."""
+    console = console or Console(highlight=False)
+    if len(report.pairs) == 1:
+        _pair(report.pairs[0], console)
+    else:
+        _matrix(report, console)
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _pair(pair: Pair, console: Console) -> None:
+    colour = _COLOURS[pair.verdict]
+    head = Text(f"{words.MARKS[pair.verdict]} {pair.title}: ", style="bold")
+    head.append(pair.verdict.value, style=f"bold {colour}")
+    console.print(head.append(f". {pair.reason}", style="default"))
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    sites = words.count(len(pair.contract.sites), "call site")
+    facts.add_row("downstream", Text(f"{pair.downstream}, {sites}, {pair.contract.root}"))
+    vllm = f"{pair.surface.distribution} {pair.surface.version}, {pair.surface.origin}"
+    facts.add_row("vLLM", Text(vllm))
+    facts.add_row("environment", Text(words.environment(pair)))
+    for note in pair.notes:
+        facts.add_row("note", Text(note, style="yellow"))
+    console.print(facts)
+    if pair.findings:
+        table = _table("finding", "since", "repair")
+        for standing in reversed(Standing):
+            for judged in pair.standing(standing):
+                table.add_row(*_finding(judged))
+        console.print(table)
+    if pair.plan and pair.plan.steps:
+        console.print(Text(words.adapters_title(pair), style="bold"))
+        table = _table("adapter", "why", "in")
+        for step in pair.plan.steps:
+            table.add_row(
+                Text(step.adapter, style="bold"), Text(step.reason), ", ".join(step.processes)
+            )
+        console.print(table)
+
+
+def _finding(judged: Judged) -> tuple[Text, Text, Text]:
+    finding = judged.finding
+    text = Text(words.heading(finding), style=f"bold {_STANDINGS[judged.standing]}")
+    text.append(f"\n{words.sites(finding)}", style="not bold dim")
+    text.append(f"\n{finding.detail}", style="not bold default")
+    if finding.seen:
+        text.append(f"\n{words.abridged(finding, 120)}", style="not bold italic default")
+    dating = judged.dating
+    if dating.fitted_last or dating.since is None:
+        since = Text(dating.since or "")
+    else:
+        since = Text(f"until {dating.fits_from}" if dating.fits_from else "always")
+    repair = Text(words.repair(judged), style=_STANDINGS[judged.standing])
+    return text, since, repair
+
+
+def _matrix(report: Report, console: Console) -> None:
+    pairs = {(pair.downstream, pair.surface.version): pair for pair in report.pairs}
+    table = _table("vLLM", *report.downstreams)
+    for release in report.releases:
+        row = [Text(release)]
+        for downstream in report.downstreams:
+            pair = pairs.get((downstream, release))
+            row.append(
+                Text(f"{words.MARKS[pair.verdict]} {words.cell(pair)}", _COLOURS[pair.verdict])
+                if pair
+                else Text()
+            )
+        table.add_row(*row)
+    console.print(table)
+    for note in dict.fromkeys(note for pair in report.pairs for note in pair.notes):
+        console.print(Text(note, style="yellow"))
+    obstacles = words.obstacles(report)
+    if obstacles:
+        table = _table("downstream", "on vLLM", "what stands in the way")
+        for downstream, reasons in obstacles:
+            for index, (reason, releases) in enumerate(reasons):
+                name = Text("" if index else downstream)
+                table.add_row(name, Text(releases, "red"), Text(reason))
+        console.print(table)
+    uses = words.uses(report)
+    if uses:
+        table = _table("adapter", *report.downstreams)
+        for adapter, where in uses:
+            table.add_row(
+                Text(adapter, style="bold"),
+                *(Text(where.get(downstream, "")) for downstream in report.downstreams),
+            )
+        console.print(table)

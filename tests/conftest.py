@@ -1,0 +1,156 @@
+"""Fixtures around the fakes (tests/fakes): environments, cases, modules in this process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import vllm_compat
+from vllm_compat.adapters import by_name
+from vllm_compat.adapters.base import Case
+from vllm_compat.contract import read_contract
+from vllm_compat.drift import find_drifts
+from vllm_compat.environment import Environment, read_features
+from vllm_compat.patching import Transaction
+from vllm_compat.plan import Plan, make_plan, roles_of
+from vllm_compat.surface import SourceSurface
+
+FAKES = Path(__file__).parent / "fakes"
+SOURCE = Path(vllm_compat.__file__).parents[1]
+PLUGIN = "[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:load\n"
+
+Edit = tuple[str, str, str]
+"""A file below the fakes' packages, the text in it that goes, and the text that comes."""
+
+
+class Site:
+    """A folder of fake packages, as an interpreter of its own finds them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, fake: str, version: str = "", *, entry_points: str = "") -> Site:
+        """Copy a fake and, where a version is given, write its distribution's metadata."""
+        shutil.copytree(FAKES / fake, self.folder, dirs_exist_ok=True)
+        if version:
+            self.describe(fake.partition("_")[0], version, entry_points)
+        return self
+
+    def describe(self, name: str, version: str, entry_points: str = "") -> None:
+        """Write the metadata of a distribution."""
+        info = self.folder / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+    def edit(self, file: str, old: str, new: str) -> Site:
+        """Replace a text that stands in a file."""
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text, f"{file} has no {old!r}"
+        path.write_text(text.replace(old, new))
+        return self
+
+    def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a fresh interpreter that sees these packages, and vllm_compat."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))}
+        return subprocess.run(
+            [sys.executable, *command],
+            env={
+                **clean,
+                "PYTHONPATH": os.pathsep.join([str(self.folder), str(SOURCE)]),
+                "PYTHONDONTWRITEBYTECODE": "1",
+                **environ,
+            },
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+@pytest.fixture
+def empty_site(tmp_path: Path) -> Site:
+    """An environment with vllm_compat's metadata and nothing else."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    site = Site(folder)
+    site.describe("vllm_compat", vllm_compat.__version__, PLUGIN)
+    return site
+
+
+@pytest.fixture
+def make_case(tmp_path: Path) -> Callable[..., Case]:
+    """Make cases by reading the fakes' source, edited where a test says so."""
+
+    def make(
+        downstream: str = "speculators_0_3",
+        *edits: Edit,
+        transformers: str = "transformers_4",
+        device: str = "cpu",
+        capture: str = "auto",
+    ) -> Case:
+        folder = tmp_path / f"case{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        site = Site(folder).add("vllm").add(downstream).add(transformers)
+        for edit in edits:
+            site.edit(*edit)
+        contract = read_contract(folder / "speculators")
+        surface = SourceSurface.at(folder / "vllm")
+        environment = Environment(
+            python="3.11.0",
+            versions=(("transformers", transformers.removeprefix("transformers_") + ".0.0"),),
+            device=device,
+            capture=capture,
+            features=read_features(folder / "speculators", folder / "transformers"),
+        )
+        findings = find_drifts(contract, surface)
+        return Case(contract, surface, environment, findings, roles_of(contract))
+
+    return make
+
+
+@pytest.fixture
+def fake_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Make fakes importable in this process; their modules are forgotten after the test."""
+    names = ("vllm", "speculators", "transformers", "torch")
+
+    def fakes() -> set[str]:
+        return {name for name in sys.modules if name.partition(".")[0] in names}
+
+    assert not fakes(), "a real package is imported already"
+
+    def add(*folders: str) -> None:
+        for folder in folders:
+            monkeypatch.syspath_prepend(FAKES / folder)
+
+    yield add
+    for name in fakes():
+        del sys.modules[name]
+
+
+@pytest.fixture
+def transaction() -> Iterator[Transaction]:
+    """A transaction that is taken back after the test."""
+    opened = Transaction()
+    yield opened
+    opened.revert()
+
+
+@pytest.fixture
+def install(transaction: Transaction) -> Callable[[str, Case], Plan]:
+    """Put one adapter in force, as the plan of a case has it."""
+
+    def put(name: str, case: Case) -> Plan:
+        plan = make_plan(case.contract, case.surface, case.environment)
+        assert name in plan.adapters
+        by_name(name).install(transaction.owned_by(name), plan)
+        return plan
+
+    return put

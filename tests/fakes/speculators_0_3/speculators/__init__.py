@@ -1,0 +1,1 @@
+"""FAKE downstream: see tests/fakes/README.md."""

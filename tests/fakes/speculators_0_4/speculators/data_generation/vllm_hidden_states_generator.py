@@ -1,0 +1,122 @@
+"""FAKE generator of the second in-process generation: chunks are counted, order is by text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+from vllm.config import (
+    CacheConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import (
+    _get_kv_cache_groups_uniform_spec,
+    get_kv_cache_config_from_groups,
+    get_request_block_hasher,
+    init_none_hash,
+    unify_hybrid_kv_cache_specs,
+)
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from speculators.utils.util import mem_get_info
+
+BLOCK_SIZE = 16
+
+
+class VllmHiddenStatesGenerator:
+    def __init__(
+        self, model_path: str, layer_ids: list[int], tensor_parallel_size: int = 1
+    ) -> None:
+        self.layer_ids = layer_ids
+        self._request_counter = 0
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.model_config = AutoConfig.from_pretrained(model_path, trust_remote_code=True)
+        self.vllm_config = self._create_vllm_config(model_path, tensor_parallel_size)
+        self.executor = MultiprocExecutor(vllm_config=self.vllm_config)
+        specs = self.executor.collective_rpc("get_kv_cache_spec")[0]
+        unify_hybrid_kv_cache_specs(specs)
+        groups = _get_kv_cache_groups_uniform_spec(specs)
+        free, _ = mem_get_info()
+        kv_cache_config = get_kv_cache_config_from_groups(
+            vllm_config=self.vllm_config, kv_cache_groups=groups, available_memory=free
+        )
+        self.scheduler = Scheduler(
+            vllm_config=self.vllm_config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(vllm_config=self.vllm_config),
+            block_size=BLOCK_SIZE,
+        )
+        self.executor.initialize_from_config([kv_cache_config] * tensor_parallel_size)
+        hash_function = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_function)
+        self.block_hasher = get_request_block_hasher(BLOCK_SIZE, hash_function)
+
+    def _create_vllm_config(self, model_path: str, tensor_parallel_size: int) -> VllmConfig:
+        cache_config = CacheConfig(
+            block_size=BLOCK_SIZE, gpu_memory_utilization=0.8, enable_prefix_caching=False
+        )
+        return VllmConfig(
+            model_config=ModelConfig(model=model_path, tokenizer=model_path),
+            cache_config=cache_config,
+            parallel_config=ParallelConfig(
+                tensor_parallel_size=tensor_parallel_size,
+                worker_extension_cls="speculators.data_generation.custom_worker.HiddenStatesWorkerExtension",
+            ),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=32,
+                max_model_len=2048,
+                max_num_batched_tokens=8192,
+                is_encoder_decoder=False,
+            ),
+        )
+
+    def setup_capture(self) -> None:
+        self.executor.collective_rpc("_setup_hidden_states_capture", args=(self.layer_ids,))
+
+    def generate(self, token_ids: list[list[int]]) -> list[dict[str, Any]]:
+        lengths: dict[str, int] = {}
+        index: dict[str, int] = {}
+        for i, ids in enumerate(token_ids):
+            request_id = f"req_{self._request_counter}_{i}"
+            lengths[request_id], index[request_id] = len(ids), i
+            request = Request(
+                request_id=request_id,
+                prompt_token_ids=ids,
+                sampling_params=SamplingParams(max_tokens=1, temperature=0.0),
+                pooling_params=None,
+                eos_token_id=self.tokenizer.eos_token_id,
+                arrival_time=0.0,
+                block_hasher=self.block_hasher,
+            )
+            self.scheduler.add_request(request)
+        self._request_counter += 1
+        self.executor.collective_rpc("_reset_capture")
+        computed = dict.fromkeys(lengths, 0)
+        complete = False
+        while (
+            output := self.scheduler.schedule()
+        ).total_num_scheduled_tokens > 0 and not complete:
+            wanted = {}
+            for request_id, count in output.num_scheduled_tokens.items():
+                rest = lengths[request_id] - computed[request_id]
+                if min(count, rest) > 0:
+                    wanted[request_id] = min(count, rest)
+                computed[request_id] += count
+            complete = all(computed[r] >= lengths[r] for r in lengths)
+            if wanted:
+                self.executor.collective_rpc("_set_request_metadata", args=(wanted,))
+            model_output = self.executor.execute_model(output)
+            self.executor.sample_tokens(model_output)
+        self.scheduler.finish_requests(list(lengths), RequestStatus.FINISHED_ABORTED)
+        states = self.executor.collective_rpc("_get_captured_states", unique_reply_rank=0)
+        return [
+            {"input_ids": token_ids[index[r]], "hidden_states": states[r]} for r in sorted(lengths)
+        ]

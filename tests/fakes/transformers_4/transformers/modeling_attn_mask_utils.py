@@ -1,0 +1,5 @@
+"""FAKE of what transformers 5 has removed."""
+
+
+class AttentionMaskConverter:
+    pass
