@@ -15,6 +15,7 @@ import pytest
 
 from vllm_compat.errors import UsageError
 from vllm_compat.verify import (
+    STOCK_BATCHES,
     Batch,
     Broken,
     Certainty,
@@ -22,12 +23,13 @@ from vllm_compat.verify import (
     Fault,
     Kind,
     Listing,
+    Masks,
     Progress,
     Remedy,
     Report,
     Sample,
+    _judge_masks,
     explained,
-    find_batches,
     judge,
     list_folder,
     render,
@@ -35,7 +37,6 @@ from vllm_compat.verify import (
     repair,
     stock_order,
     verify_directory,
-    weigh,
 )
 
 CAP = 600
@@ -67,7 +68,7 @@ def conversations(count: int, seed: int, *, full: bool = False) -> list[Chat]:
         tokens, mask = [1], [0]
         for turn in range(50 if full else rng.randint(1, 4)):
             question, answer = rng.randint(3, 60), rng.randint(3, 100)
-            words = [rng.randint(1000, 30000) for _ in range(question + answer)]
+            words = [1000 + int(30000 ** rng.random()) for _ in range(question + answer)]
             tokens += [USER, *words[:question], ROLE, ANSWER, *words[question:], END]
             mask += [0] * (question + 3) + [1] * answer + [0]
             if len(tokens) > CAP and turn:
@@ -108,8 +109,8 @@ def lengths_of(folder: Folder) -> dict[int, tuple[int, int]]:
 
 
 def settled(folder: Folder) -> list[Batch]:
-    lengths = lengths_of(folder)
-    return weigh(find_batches(lengths), lengths, pairing_of(folder))[0]
+    samples = sorted(samples_of(folder), key=lambda sample: sample.entry.index)
+    return _judge_masks(samples, STOCK_BATCHES, pairing_of(folder))[0]
 
 
 def pairing_of(folder: Folder) -> Any:
@@ -197,8 +198,8 @@ class TestStockOrder:
         # Public: twelve prompts of one to twelve tokens come back as 1, 2, 11, 12, 3, …
         tokens = [1, 2, 11, 12, 3, 4, 5, 6, 7, 8, 9, 10]
         lengths = {place: (rows, min(rows, place + 1)) for place, rows in enumerate(tokens)}
-        assert explained(lengths, 0, 12, 12) == 2
-        assert explained(lengths, 0, 11, 11) is None
+        assert explained(Masks(lengths), 0, 12, 12) == 2
+        assert explained(Masks(lengths), 0, 11, 11) is None
 
 
 class TestOrderOfLossMasks:

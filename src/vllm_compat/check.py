@@ -111,18 +111,18 @@ def run_check(options: argparse.Namespace) -> int:
     import gc
 
     from vllm_compat.report import render, show
+    from vllm_compat.surface.syntax import uncollected
 
-    gc.disable()  # one short run, in which everything read stays in use
-    report = check(
-        options.downstream,
-        options.vllm,
-        all_releases=options.all,
-        python=options.python,
-        device=options.device,
-        strict=options.strict,
-    )
-    gc.freeze()
-    gc.enable()
+    with uncollected():
+        report = check(
+            options.downstream,
+            options.vllm,
+            all_releases=options.all,
+            python=options.python,
+            device=options.device,
+            strict=options.strict,
+        )
+        gc.freeze()  # all that was read stays in use to the end: don't walk it then
     if options.output:
         _write(options.output, render(report, options.format))
     elif options.format == "text":

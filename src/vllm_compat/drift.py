@@ -697,8 +697,9 @@ def bind(
                 )
             )
     problems += _misplaced(site, signature, before)
+    told = renamed | {p.name for p in problems}
     for parameter in lacking:
-        if parameter.name not in renamed:
+        if parameter.name not in told:
             problems.append(
                 Problem(
                     FindingKind.PARAMETER_REQUIRED,

@@ -40,9 +40,6 @@ class Environment:
 TORCH_FOR_TYPING = "transformers.configuration_utils names torch, imported for type checking only"
 """The feature that pydantic trips over when it evaluates PreTrainedConfig's annotations."""
 
-TOUCHES_CUDA = "importing the downstream calls torch.cuda.is_available"
-"""Without NVML that call initialises the driver, and forked workers cannot use the GPU then."""
-
 _MISSING = "missing "
 
 
@@ -62,10 +59,8 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
     ``downstream`` and ``transformers`` are package folders.
     """
     features = []
-    if any(map(_touches_cuda, sorted(downstream.rglob("*.py")))):
-        features.append(TOUCHES_CUDA)
     if transformers is None:
-        return tuple(features)
+        return ()
     if _torch_for_typing((transformers / "configuration_utils.py").read_text(encoding="utf-8")):
         features.append(TORCH_FOR_TYPING)
     wanted: dict[str, set[str]] = {}
@@ -82,32 +77,6 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
         if not place.with_suffix(".py").exists() and not place.is_dir():
             features.append(f"{_MISSING}{module}:{','.join(sorted(names))}")
     return tuple(features)
-
-
-def _touches_cuda(file: Path) -> bool:
-    """Whether importing the file calls ``torch.cuda.is_available``, a decorator of its own included."""
-    text = file.read_text(encoding="utf-8")
-    if "cuda.is_available" not in text:
-        return False
-    tree = ast.parse(text)
-    decorators = {
-        part.id
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        for decorator in node.decorator_list
-        for part in ast.walk(decorator)
-        if isinstance(part, ast.Name)
-    }
-
-    def runs(node: ast.AST) -> bool:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            if getattr(node, "name", None) not in decorators:
-                return False
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.cuda.is_available":
-            return True
-        return any(map(runs, ast.iter_child_nodes(node)))
-
-    return runs(tree)
 
 
 def _torch_for_typing(source: str) -> bool:

@@ -17,8 +17,8 @@ Most faults are local. One is not: speculators 0.4.0 and 0.4.0.1 return a batch 
 *sorted* request ids (``req_0_0, req_0_1, req_0_10, req_0_11, req_0_2 …``), the script pairs result
 *j* with loss mask *j* and cuts the mask to the tokens' length. From eleven samples a batch on, the
 file at place *p* so holds the tokens and rows of prompt ``stock_order(n)[p]`` and the loss mask of
-prompt *p* (public: speculators#365; the order came with pull request 283). :func:`find_batches`
-recognises that by lengths, :func:`weigh` by what stands before the spans that are trained on.
+prompt *p* (public: speculators#365; the order came with pull request 283). Two things give it away:
+lengths, and where the folder has them the tokens that a chat template puts before each answer.
 """
 
 from __future__ import annotations
@@ -213,10 +213,10 @@ class Listing:
 class Batch:
     """Files ``start`` to ``start + files - 1``: results of one call for ``size`` prompts.
 
-    ``evidence`` counts masks that are cut exactly where the out-of-order pairing cuts them.
-    ``fit_before`` and ``fit_after`` are the shares of spans that begin behind a usual token, as the
-    folder pairs them and after reordering (None where the tokens are no witness). ``sure`` are the
-    indices whose own mask is certainly not theirs and certainly that of :meth:`mask_of`.
+    ``evidence`` counts masks that are cut exactly where the out-of-order pairing cuts them, or that
+    fit so and not as stored. ``fit_before`` and ``fit_after`` are the shares of moved masks whose
+    spans begin behind usual tokens, as stored and reordered (None where there are none). ``sure``
+    are the indices whose mask is certainly not theirs and whose own is that of :meth:`mask_of`.
     """
 
     start: int
@@ -969,69 +969,84 @@ def stock_order(size: int) -> tuple[int, ...]:
     return tuple(sorted(range(size), key=str))
 
 
-def explained(
-    lengths: Mapping[int, tuple[int, int]], start: int, size: int, files: int
-) -> int | None:
-    """Count the masks of a would-be batch that its order explains; None if one contradicts it.
+@dataclass(frozen=True)
+class Masks:
+    """All that is known of a folder's loss masks.
 
-    ``lengths`` maps indices to (tokens, length of the mask). A prompt's mask stands in the file at
-    the prompt's own place and is cut to that file's tokens, so it is as long as the shorter of the
-    prompt and that file. ``files`` of the batch's ``size`` results are there, the first ones.
+    ``lengths`` maps indices to (tokens, length of the mask). ``usual`` are the tokens that trained
+    spans usually begin behind: a chat template puts the same few before each answer. ``fitting``
+    maps (index of tokens, index of a mask) to whether every span of that mask begins behind a usual
+    token there, for near indices where that was looked at and the mask has a span.
+    """
+
+    lengths: Mapping[int, tuple[int, int]]
+    usual: frozenset[int] = frozenset()
+    fitting: Mapping[tuple[int, int], bool] = field(default_factory=dict)
+
+    def odd(self, index: int) -> bool:
+        """Whether a mask is not as long as its tokens, or has spans in unusual places."""
+        tokens, mask = self.lengths[index]
+        return tokens != mask or self.fitting.get((index, index)) is False
+
+
+def explained(masks: Masks, start: int, size: int, files: int) -> int | None:
+    """Count the oddities of a would-be batch that its order explains; None if a file contradicts.
+
+    A prompt's mask stands in the file at the prompt's own place and is cut to that file's tokens,
+    so it is as long as the shorter of the prompt and that file; and it fits the prompt's tokens, at
+    ``stock_order``'s place, no worse than the mask that stands there. ``files`` of the batch's
+    ``size`` results are there, the first ones.
     """
     count = 0
     for place, holder in enumerate(stock_order(size)):
-        if holder >= files or start + holder not in lengths:
+        if holder >= files or start + holder not in masks.lengths:
             continue
-        room, mask = lengths[start + holder]
-        prompt = lengths.get(start + place) if place < files else None
+        room, mask = masks.lengths[start + holder]
+        prompt = masks.lengths.get(start + place) if place < files else None
         if prompt is None:
             if mask > room:
                 return None
-        elif mask != min(prompt[0], room):
+            continue
+        if mask != min(prompt[0], room):
             return None
-        elif mask < room:
-            count += 1
+        stored = masks.fitting.get((start + place, start + place))
+        moved = masks.fitting.get((start + place, start + holder))
+        if stored and moved is False:
+            return None
+        count += mask < room or (stored is False and bool(moved))
     return count
 
 
-def find_batches(
-    lengths: Mapping[int, tuple[int, int]], sizes: Iterable[int] = STOCK_BATCHES
-) -> list[Batch]:
-    """Cut a folder into the batches that explain its short loss masks.
+def find_batches(masks: Masks, sizes: Iterable[int] = STOCK_BATCHES) -> list[Batch]:
+    """Cut a folder into the batches that explain its odd loss masks.
 
     One size for the whole folder is looked for; a run that was resumed starts a new batch at any
     index, its last batch is smaller, and a run that was killed leaves the front of a batch. Returns
     the batches of the cheapest such reading; it is a proposal, for :func:`weigh` to settle.
     """
-    short = sorted(index for index, (tokens, mask) in lengths.items() if mask < tokens)
+    odd = sorted(filter(masks.odd, masks.lengths))
+    score: Counter[int] = Counter()
+    for size in sizes:
+        starts = {index - place for index in odd[:200] for place in range(size)}
+        score[size] = sum(explained(masks, start, size, size) or 0 for start in starts)
     best: tuple[int, list[Batch]] | None = None
-    for size in _promising(lengths, short, sizes):
-        found = _cut(lengths, short, size, None if best is None else best[0])
+    for size, count in score.most_common(4):
+        found = _cut(masks, odd, size, None if best is None else best[0]) if count else None
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     return best[1] if best else []
 
 
-def _promising(
-    lengths: Mapping[int, tuple[int, int]], short: Sequence[int], sizes: Iterable[int]
-) -> list[int]:
-    """Return the sizes that explain something near the first short masks, the best ones first."""
-    score: Counter[int] = Counter()
-    for size in sizes:
-        starts = {index - place for index in short[:200] for place in range(size)}
-        score[size] = sum(explained(lengths, start, size, size) or 0 for start in starts)
-    return [size for size, count in score.most_common(4) if count]
-
-
 # What a step of a reading costs: the fewer assumptions, the cheaper.
-_NO_EVIDENCE, _PLAIN_FILE, _LAST_OF_RUN, _KILLED_RUN, _UNEXPLAINED = 1, 10, 1000, 2000, 5000
+_NO_EVIDENCE, _PLAIN_FILE, _UNUSUAL_FILE = 1, 10, 300
+_LAST_OF_RUN, _KILLED_RUN, _WRONG_LENGTH = 1000, 2000, 5000
 
 
 def _cut(
-    lengths: Mapping[int, tuple[int, int]], short: Sequence[int], size: int, limit: int | None
+    masks: Masks, odd: Sequence[int], size: int, limit: int | None
 ) -> tuple[int, list[Batch]] | None:
     """Return cost and batches of the cheapest reading with that batch size, up to a cost."""
-    present = [*sorted(lengths), max(lengths) + 1]
+    present = [*sorted(masks.lengths), max(masks.lengths) + 1]
     begin, end = present[0], present[-1]
     queue: list[tuple[int, int]] = [(0, begin)]
     reached: dict[int, tuple[int, int, Batch | None]] = {begin: (0, begin, None)}
@@ -1043,7 +1058,7 @@ def _cut(
             continue
         if at == end:
             break
-        for price, batch in _steps(lengths, short, at, end, size):
+        for price, batch in _steps(masks, odd, at, end, size):
             to = batch.indices.stop if batch else present[bisect_right(present, at)]
             if to not in reached or cost + price < reached[to][0]:
                 reached[to] = (cost + price, at, batch)
@@ -1058,213 +1073,206 @@ def _cut(
 
 
 def _steps(
-    lengths: Mapping[int, tuple[int, int]], short: Sequence[int], at: int, end: int, size: int
+    masks: Masks, odd: Sequence[int], at: int, end: int, size: int
 ) -> Iterator[tuple[int, Batch | None]]:
     """Yield what may stand at an index, and its price: at most one file (None) or a batch."""
-    tokens, mask = lengths.get(at, (0, 0))
-    yield (_PLAIN_FILE if mask == tokens else _UNEXPLAINED), None
+    tokens, mask = masks.lengths.get(at, (0, 0))
+    plain = _WRONG_LENGTH if mask != tokens else _PLAIN_FILE
+    yield (_UNUSUAL_FILE if masks.fitting.get((at, at)) is False else plain), None
     if at + size <= end:
-        count = explained(lengths, at, size, size)
+        count = explained(masks, at, size, size)
         if count is not None:
             yield (0 if count else _NO_EVIDENCE), Batch(at, size, size, count)
-    if bisect_left(short, at) == bisect_left(short, at + size):
+    if bisect_left(odd, at) == bisect_left(odd, at + size):
         return
     for files in range(2, min(size, end - at + 1)):
-        last = explained(lengths, at, files, files) if files > 10 else None
+        last = explained(masks, at, files, files) if files > 10 else None
         if last:
             yield _LAST_OF_RUN, Batch(at, files, files, last)
-        killed = explained(lengths, at, size, files)
+        killed = explained(masks, at, size, files)
         if killed:
             yield _KILLED_RUN, Batch(at, size, files, killed)
 
 
-def weigh(
-    batches: Sequence[Batch], lengths: Mapping[int, tuple[int, int]], pairing: Pairing
-) -> tuple[list[Batch], frozenset[int]]:
+def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
     """Settle of which files the right mask is certain, and drop batches that nothing speaks for.
 
-    A chat template puts the same few tokens before each answer, so that spans begin behind a usual
-    token where mask and tokens belong together, and anywhere where they do not. Where the folder
-    shows such tokens they decide, file by file: every span of the new mask must begin behind one,
-    some span of the old one must not. Where it does not, lengths alone decide, and only for a whole
-    batch between whole batches, with three masks cut as foretold and no other place to read it.
-    Returns the batches that stand, and the usual tokens (none where they could not be used).
+    Where the folder has usual tokens before its spans they decide, file by file: the new mask must
+    fit, if it has a span, and the old one must not. Where it has none, lengths alone decide, and
+    only for a whole batch between whole batches, with three masks cut as foretold and no other
+    place to read it.
     """
-    spans = [_Spans.of(batch, pairing) for batch in batches]
-    total: Counter[int] = Counter()
-    shown = any(batch.evidence for batch in batches)
-    for batch, found in zip(batches, spans, strict=True):
-        if batch.evidence or not shown:
-            total += found.counts(found.new)
-    usual = _usual(total)
-    if total.total() < 20 or _share(total, usual) < 0.8:
-        usual = frozenset()
     whole = {batch.start for batch in batches if batch.evidence and batch.files == batch.size}
-    outside = {min(lengths), max(lengths) + 1}
+    outside = {min(masks.lengths), max(masks.lengths) + 1}
     settled: list[Batch] = []
-    for batch, found in zip(batches, spans, strict=True):
-        after = found.counts(found.new)
-        if usual and after.total():
-            batch = replace(
-                batch,
-                fit_before=_share(found.counts(found.old), usual),
-                fit_after=_share(after, usual),
-            )
-            sure = found.sure(batch, lengths, usual) if batch.borne_out else ()
+    for batch in batches:
+        sure: tuple[int, ...] = ()
+        moved = [index for index in batch.moved if index in masks.lengths]
+        before = [masks.fitting.get((index, index)) for index in moved]
+        after = [masks.fitting.get((index, batch.mask_of(index))) for index in moved]
+        if masks.usual and any(fit is not None for fit in after):
+            batch = replace(batch, fit_before=_share(before), fit_after=_share(after))
+            if batch.borne_out:
+                triples = zip(moved, before, after, strict=True)
+                sure = tuple(i for i, _, new in triples if new is not False and masks.odd(i))
         elif (
-            not usual
+            not masks.usual
             and batch.evidence >= 3
             and batch.start in whole
             and (batch.start in outside or batch.start - batch.size in whole)
             and (batch.indices.stop in outside or batch.indices.stop in whole)
-            and not _read_elsewhere(batch, lengths)
+            and not _read_elsewhere(batch, masks)
         ):
-            sure = tuple(index for index in batch.moved if index in lengths)
-        else:
-            sure = ()
+            sure = tuple(moved)
         settled.append(replace(batch, sure=sure))
     # Without a sign of its own a batch stands only where it touches one that is out of order.
     ends = {batch.indices.stop for batch in settled if batch.sure}
     starts = {batch.start for batch in settled if batch.sure}
-    stand = [
+    return [
         batch
         for batch in settled
         if batch.sure
         or batch.evidence
-        or batch.borne_out
         or (batch.fit_after is None and (batch.start in ends or batch.indices.stop in starts))
     ]
-    return stand, usual
 
 
-def _read_elsewhere(batch: Batch, lengths: Mapping[int, tuple[int, int]]) -> bool:
+def _read_elsewhere(batch: Batch, masks: Masks) -> bool:
     """Whether lengths also allow a batch of that size that begins inside or ends inside of it."""
     near = range(batch.start - batch.size + 1, batch.start + batch.size)
     return any(
-        explained(lengths, start, batch.size, batch.size) for start in near if start != batch.start
+        explained(masks, start, batch.size, batch.size) for start in near if start != batch.start
     )
 
 
-@dataclass(frozen=True)
-class _Spans:
-    """The tokens before the spans of a batch's moved files, by index, with old and new masks.
+def _share(fits: Iterable[bool | None]) -> float:
+    known = [fit for fit in fits if fit is not None]
+    return sum(known) / max(1, len(known))
 
-    ``new`` lacks the files whose mask is not there.
+
+def usual_tokens(
+    samples: Sequence[Sample], sizes: Iterable[int], pairing: Pairing
+) -> tuple[frozenset[int], float]:
+    """Return the tokens that spans usually begin behind, and the share of spans that do.
+
+    Usual is what stands before many spans and hardly anywhere else. In a folder that is all out of
+    order that shows only in the order that a batch size gives, so that sizes are tried as well, on
+    the first files; the share is that of the reading in which it is largest.
     """
-
-    old: Mapping[int, Sequence[int]]
-    new: Mapping[int, Sequence[int]]
-
-    @classmethod
-    def of(cls, batch: Batch, pairing: Pairing) -> _Spans:
-        pairs = {index: pairing(index) for index in batch.indices}
-        old: dict[int, list[int]] = {}
-        new: dict[int, list[int]] = {}
-        for index in batch.moved:
-            pair, source = pairs[index], pairs.get(batch.mask_of(index))
-            if pair is not None:
-                old[index] = list(_tokens_before(*pair))
-            if pair is not None and source is not None:
-                new[index] = list(_tokens_before(pair[0], source[1]))
-        return cls(old, new)
-
-    @staticmethod
-    def counts(spans: Mapping[int, Sequence[int]]) -> Counter[int]:
-        return Counter(token for tokens in spans.values() for token in tokens)
-
-    def sure(
-        self,
-        batch: Batch,
-        lengths: Mapping[int, tuple[int, int]],
-        usual: frozenset[int],
-    ) -> tuple[int, ...]:
-        """Return the files that the old mask does not fit and the new one, if there, does."""
-        return tuple(
-            index
-            for index, old in self.old.items()
-            if (not usual.issuperset(old) or lengths[index][0] != lengths[index][1])
-            and usual.issuperset(self.new.get(index, ()))
-        )
+    if not samples:
+        return frozenset(), 0.0
+    indices = [sample.entry.index for sample in samples]
+    chosen = {*indices[:512], *indices[:: max(1, len(indices) // 64)]}
+    pairs = {index: pairing(index) for index in sorted(chosen)}
+    everywhere: Counter[int] = Counter()
+    for pair in pairs.values():
+        everywhere.update(pair[0] if pair else ())
+    stored: Counter[int] = Counter()
+    for sample in samples:
+        stored.update(dict(sample.before_spans))
+    readings = [stored]
+    last = indices[min(511, len(indices) - 1)]
+    for size in sizes if last < indices[0] + 1024 else ():
+        moved: Counter[int] = Counter()
+        for start in range(indices[0], last + 1, size):
+            batch = Batch(start, min(size, last + 1 - start), size, 0)
+            for index in range(start, start + batch.size):
+                tokens, mask = pairs.get(index), pairs.get(batch.mask_of(index))
+                if tokens and mask:
+                    moved.update(_before(tokens[0], _starts(mask[1])))
+        readings.append(moved)
+    best: tuple[frozenset[int], float] = (frozenset(), 0.0)
+    for counts in readings:
+        usual = _usual(counts, everywhere)
+        share = sum(counts[token] for token in usual) / max(1, counts.total())
+        if share > best[1]:
+            best = usual, share
+    return best if best[1] >= 0.2 else (frozenset(), best[1])
 
 
-def _tokens_before(tokens: Sequence[int], mask: Sequence[int]) -> Iterator[int]:
-    last = 0
-    for place, value in enumerate(mask[: len(tokens)]):
-        if value == 1 and last != 1:
-            yield tokens[place - 1] if place else -1
-        last = value
+def _usual(counts: Counter[int], everywhere: Counter[int]) -> frozenset[int]:
+    """Return what stands before one span in 25 at least, and eight times as often as elsewhere."""
+    spans, tokens = max(1, counts.total()), max(1, everywhere.total())
+    return frozenset(
+        token
+        for token, count in counts.items()
+        if count >= 4 and count / spans >= 0.04 and count / spans >= 8 * everywhere[token] / tokens
+    )
 
 
-def _usual(counts: Counter[int]) -> frozenset[int]:
-    """Return the tokens that stand before at least three spans and a twentieth of all."""
-    least = max(3, counts.total() / 20)
-    return frozenset(token for token, count in counts.items() if count >= least)
+def _starts(mask: Sequence[int]) -> list[int]:
+    """Return the places at which a run of ones begins."""
+    return [
+        place for place, value in enumerate(mask) if value == 1 and (not place or mask[place - 1] != 1)
+    ]
 
 
-def _share(counts: Counter[int], usual: frozenset[int]) -> float:
-    return sum(counts[token] for token in usual) / max(1, counts.total())
+def _before(tokens: Sequence[int], starts: Sequence[int]) -> list[int]:
+    """Return the tokens before these places, -1 where there is none."""
+    return [tokens[place - 1] if place else -1 for place in starts if place <= len(tokens)]
+
+
+def _fitting(
+    samples: Sequence[Sample], usual: frozenset[int], reach: int, pairing: Pairing
+) -> dict[tuple[int, int], bool]:
+    """Try masks on the tokens of near files, where several masks of a neighbourhood look odd."""
+    odd = [
+        sample.entry.index
+        for sample in samples
+        if sample.mask != sample.tokens or not usual.issuperset(dict(sample.before_spans))
+    ]
+    many = {i for i, j in zip(odd, odd[3:], strict=False) if j - i < 2 * reach} if usual else set()
+    wanted = {near for index in many for near in range(index - 2 * reach, index + 4 * reach)}
+    fitting: dict[tuple[int, int], bool] = {}
+    window: deque[tuple[int, Sequence[int], list[int]]] = deque()
+    for sample in samples:
+        index = sample.entry.index
+        pair = pairing(index) if index in wanted else None
+        if pair is None:
+            continue
+        tokens, starts = pair[0], _starts(pair[1])
+        window.append((index, tokens, starts))
+        while window[0][0] <= index - reach:
+            window.popleft()
+        for other, their_tokens, their_starts in window:
+            for (one, text), (two, places) in (
+                ((index, tokens), (other, their_starts)),
+                ((other, their_tokens), (index, starts)),
+            ):
+                before = _before(text, places)
+                if before:
+                    fitting[one, two] = usual.issuperset(before)
+    return fitting
 
 
 def _judge_masks(
     samples: Sequence[Sample], sizes: Sequence[int], pairing: Pairing
 ) -> tuple[list[Batch], frozenset[int], str]:
-    """Find batches whose loss masks stand with other tokens; say what was tested.
+    """Find batches whose loss masks stand with other tokens.
 
-    Returns the batches, the tokens that spans usually begin behind (where they were used), a note.
+    Returns the batches, the usual tokens before spans, and a note on what was tested.
     """
-    masked = [sample for sample in samples if sample.mask is not None]
+    masked = sorted(
+        (sample for sample in samples if sample.mask is not None),
+        key=lambda sample: sample.entry.index,
+    )
     if not masked:
         return [], frozenset(), "These files carry no loss masks: the data set does, untested."
-    lengths = {s.entry.index: (s.tokens, s.mask) for s in masked if s.mask is not None}
-    batches = find_batches(lengths, sizes)
-    misfits = sum(mask != tokens for tokens, mask in lengths.values())
-    if misfits and not batches:
-        said = f"No batch size of stock's explains the {misfits} loss masks of wrong length."
-        return [], frozenset(), said
-    if not misfits:
-        counts: Counter[int] = Counter()
-        for sample in masked:
-            counts.update(dict(sample.before_spans))
-        share = _share(counts, _usual(counts))
-        said = f"Loss masks fit in length; {share:.0%} of {counts.total()} spans begin behind a"
-        said += " usual token"
-        if share >= 0.8 or counts.total() < 20:
-            return [], frozenset(), f"{said}."
-        batches = _by_tokens_alone(lengths, sizes, pairing)
-        if not batches:
-            return [], frozenset(), f"{said}, and no batch size of stock's makes that more."
-    batches, usual = weigh(batches, lengths, pairing)
-    said = "bear witness" if usual else "are too mixed to bear witness"
-    return (
-        batches,
+    usual, share = usual_tokens(masked, sizes, pairing)
+    masks = Masks(
+        {sample.entry.index: (sample.tokens, sample.mask or 0) for sample in masked},
         usual,
-        f"{len(batches)} batches have loss masks in the order of sorted request ids; the tokens"
-        f" before the trained spans {said}.",
+        _fitting(masked, usual, max(sizes), pairing),
     )
-
-
-def _by_tokens_alone(
-    lengths: Mapping[int, tuple[int, int]], sizes: Sequence[int], pairing: Pairing
-) -> list[Batch]:
-    """Find the batch size that puts a usual token before the spans, where all lengths fit."""
-    begin, end = min(lengths), max(lengths) + 1
-    if end - begin > 4 * len(lengths):
-        return []  # an index that belongs to no sequence
-    front = {index: pairing(index) for index in range(begin, min(end, begin + 512))}
-    best: tuple[float, list[Batch]] = (0.9, [])
-    for size in sizes:
-        batches = [
-            Batch(start, min(size, end - start), min(size, end - start), 0)
-            for start in range(begin, end, size)
-        ]
-        after: Counter[int] = Counter()
-        for batch in batches:
-            if batch.indices.stop <= begin + len(front):
-                after += _Spans.counts(_Spans.of(batch, front.get).new)
-        share = _share(after, _usual(after))
-        if after.total() >= 20 and share > best[0]:
-            best = (share, [batch for batch in batches if batch.size > 10])
-    return best[1]
+    batches = weigh(find_batches(masks, sizes), masks)
+    misfits = sum(tokens != mask for tokens, mask in masks.lengths.values())
+    note = f"{misfits or 'No'} loss masks differ from their tokens in length; "
+    if usual:
+        named = ", ".join(str(token) for token in sorted(usual)[:4])
+        note += f"{share:.0%} of the trained spans can be read to begin behind usual tokens ({named})"
+    else:
+        note += "trained spans begin behind no usual tokens, so that their places say nothing"
+    return batches, usual if batches else frozenset(), f"{note}."
 
 
 def _mask_faults(
@@ -1274,11 +1282,11 @@ def _mask_faults(
     suspects = {index for batch in batches for index in batch.moved}
     settled = {index for batch in batches for index in batch.sure}
     for batch in batches:
-        why = f"{batch.evidence} masks are cut exactly where that order cuts them"
+        why = f"that order explains {batch.evidence} oddities"
         if batch.fit_after is not None and batch.fit_before is not None:
             why += (
-                f"; {batch.fit_before:.0%} of the spans begin behind a usual token as stored,"
-                f" {batch.fit_after:.0%} reordered"
+                f"; {batch.fit_before:.0%} of the masks begin their spans behind usual tokens as"
+                f" stored, {batch.fit_after:.0%} reordered"
             )
         for certainty, indices, remedy in (
             (Certainty.CERTAIN, set(batch.sure), Remedy.REORDER),
@@ -1299,7 +1307,7 @@ def _mask_faults(
         i = sample.entry.index
         if sample.mask is None or i in settled:
             continue
-        counts = Counter(dict(sample.before_spans))
+        spans = Counter(dict(sample.before_spans))
         if sample.mask != sample.tokens:
             yield Fault(
                 Kind.MASK,
@@ -1309,13 +1317,13 @@ def _mask_faults(
                 " does not belong to them.",
                 Remedy.NONE if i in suspects else Remedy.SET_ASIDE,
             )
-        elif usual and counts and i not in suspects and _share(counts, usual) < 0.5:
+        elif usual and spans and i not in suspects and usual.isdisjoint(spans):
             yield Fault(
                 Kind.MASK,
                 Certainty.SUSPECTED,
                 (sample.name,),
-                f"{sample.name} has {counts.total()} trained spans, most of them not behind a token"
-                " that spans begin behind elsewhere: its loss mask may be another sample's.",
+                f"{sample.name} has no trained span behind a token that spans begin behind"
+                " elsewhere: its loss mask may be another sample's.",
             )
 
 

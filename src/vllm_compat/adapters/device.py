@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.environment import TOUCHES_CUDA
 
 if TYPE_CHECKING:
     from vllm_compat.contract import CallSite
@@ -20,14 +19,15 @@ class ForkAfterImport(Adapter):
     name = "device.fork"
     target = "environment variable PYTORCH_NVML_BASED_CUDA_CHECK"
     vllm = ">=0.11.0"
-    downstream = ">=0.4,<0.5"
+    downstream = "<0.5"
     changed = (
         "Nothing: vLLM's workers are forked by default, and vLLM sets the variable when it is"
         " imported (vllm#8893, vllm#12754)."
     )
     relies = (
-        "speculators/models/eagle3/core.py calls torch.cuda.is_available() while speculators is"
-        " imported, before vLLM is; that initialises the driver in the parent (speculators#223)."
+        "Importing speculators asks torch for CUDA before vLLM is imported (0.4.x in"
+        " models/eagle3/core.py, 0.3.0 in what it imports); that initialises the driver in the parent"
+        " (speculators#223)."
     )
     does = "Sets the variable before: torch then asks NVML, which leaves the driver alone."
     until = "the downstream does not ask for CUDA while it is imported."
@@ -37,9 +37,9 @@ class ForkAfterImport(Adapter):
     )
 
     def need(self, case: Case) -> Need | None:
-        if case.environment.device != "cuda" or TOUCHES_CUDA not in case.environment.features:
+        if case.environment.device != "cuda" or not case.roles.generator:
             return None
-        return Need("importing the downstream calls torch.cuda.is_available, and workers are forked")
+        return Need("importing the downstream asks torch for CUDA, and vLLM's workers are forked")
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         transaction.environ("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -42,7 +42,7 @@ class TorchAnnotation(Adapter):
         )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        def torch(module: ModuleType) -> ModuleType:
+        def torch(module: ModuleType) -> Any:
             import torch
 
             return torch
