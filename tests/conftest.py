@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ from vllm_compat.surface import SourceSurface
 FAKES = Path(__file__).parent / "fakes"
 SOURCE = Path(vllm_compat.__file__).parents[1]
 PLUGIN = "[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:load\n"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "torch: looks into real tensors; skipped without torch")
+
 
 Edit = tuple[str, str, str]
 """A file below the fakes' packages, the text in it that goes, and the text that comes."""
@@ -75,20 +81,44 @@ class Site:
         )
 
 
+MakeSite = Callable[[Path], Site]
+
+
 @pytest.fixture
 def empty_site(tmp_path: Path) -> Site:
     """An environment with vllm_compat's metadata and nothing else."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    site = Site(folder)
+    return _empty(tmp_path)
+
+
+def _empty(folder: Path) -> Site:
+    site = Site(folder / "site")
+    site.folder.mkdir()
     site.describe("vllm_compat", vllm_compat.__version__, PLUGIN)
     return site
 
 
+@pytest.fixture(scope="session")
+def make_site() -> MakeSite:
+    """Make environments with FAKES of vLLM 0.16 (CPU), speculators 0.3, transformers 4, torch."""
+
+    def make(folder: Path) -> Site:
+        site = _empty(folder).add("vllm", "0.16.0+cpu").add("speculators_0_3", "0.3.0")
+        return site.add("transformers_4", "4.57.0").add("torch", "2.10.0")
+
+    return make
+
+
 @pytest.fixture
-def make_case(tmp_path: Path) -> Callable[..., Case]:
+def site(tmp_path: Path, make_site: MakeSite) -> Site:
+    """One such environment."""
+    return make_site(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
     """Make cases by reading the fakes' source, edited where a test says so."""
 
+    @cache
     def make(
         downstream: str = "speculators_0_3",
         *edits: Edit,
@@ -96,8 +126,7 @@ def make_case(tmp_path: Path) -> Callable[..., Case]:
         device: str = "cpu",
         capture: str = "auto",
     ) -> Case:
-        folder = tmp_path / f"case{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp("case")
         site = Site(folder).add("vllm").add(downstream).add(transformers)
         for edit in edits:
             site.edit(*edit)
@@ -119,19 +148,17 @@ def make_case(tmp_path: Path) -> Callable[..., Case]:
 @pytest.fixture
 def fake_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Make fakes importable in this process; their modules are forgotten after the test."""
-    names = ("vllm", "speculators", "transformers", "torch")
-
-    def fakes() -> set[str]:
-        return {name for name in sys.modules if name.partition(".")[0] in names}
-
-    assert not fakes(), "a real package is imported already"
+    packages: set[str] = set()
 
     def add(*folders: str) -> None:
         for folder in folders:
+            package = folder.partition("_")[0]
+            assert package not in sys.modules, f"a {package} is imported already"
+            packages.add(package)
             monkeypatch.syspath_prepend(FAKES / folder)
 
     yield add
-    for name in fakes():
+    for name in [n for n in sys.modules if n.partition(".")[0] in packages]:
         del sys.modules[name]
 
 

@@ -195,7 +195,9 @@ def test_a_target_that_is_not_there_is_named_and_everything_is_taken_back(
 ) -> None:
     before = module.double
     transaction.owned_by("one").wrap("patched:double", more)
-    with pytest.raises(PatchError, match=rf"Adapter two .* taken back: patched:{path} is not there"):
+    with pytest.raises(
+        PatchError, match=rf"Adapter two .* taken back: patched:{path} is not there"
+    ):
         transaction.owned_by("two").wrap(f"patched:{path}", more)
     assert module.double is before
     assert not transaction.active
@@ -229,7 +231,7 @@ def test_a_patch_that_fails_later_fails_that_import_and_takes_everything_back(
     transaction.owned_by("two").wrap("late:gone", more)
     transaction.owned_by("three").wrap("latest:double", more)
     assert transaction.active
-    with pytest.raises(PatchError, match="Adapter two does not fit this process.*late:gone"):
+    with pytest.raises(PatchError, match=r"Adapter two does not fit this process.*late:gone"):
         importlib.import_module("late")
     assert module.double is before
     assert states(transaction) == ["reverted"] * 3
@@ -400,9 +402,7 @@ def test_a_patch_that_imports_does_not_block_an_import_that_is_patched(
     threads = [threading.Thread(target=importlib.import_module, args=("first",), daemon=True)]
     threads[0].start()
     assert entered.wait(5)
-    threads.append(
-        threading.Thread(target=importlib.import_module, args=("second",), daemon=True)
-    )
+    threads.append(threading.Thread(target=importlib.import_module, args=("second",), daemon=True))
     threads[1].start()
     for thread in threads:
         thread.join(5)

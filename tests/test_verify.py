@@ -28,9 +28,9 @@ from vllm_compat.verify import (
     Remedy,
     Report,
     Sample,
-    _judge_masks,
     explained,
     judge,
+    judge_masks,
     list_folder,
     render,
     render_repair,
@@ -110,7 +110,7 @@ def lengths_of(folder: Folder) -> dict[int, tuple[int, int]]:
 
 def settled(folder: Folder) -> list[Batch]:
     samples = sorted(samples_of(folder), key=lambda sample: sample.entry.index)
-    return _judge_masks(samples, STOCK_BATCHES, pairing_of(folder))[0]
+    return judge_masks(samples, STOCK_BATCHES, pairing_of(folder))[0]
 
 
 def pairing_of(folder: Folder) -> Any:
@@ -198,7 +198,7 @@ class TestStockOrder:
         # Public: twelve prompts of one to twelve tokens come back as 1, 2, 11, 12, 3, …
         tokens = [1, 2, 11, 12, 3, 4, 5, 6, 7, 8, 9, 10]
         lengths = {place: (rows, min(rows, place + 1)) for place, rows in enumerate(tokens)}
-        assert explained(Masks(lengths), 0, 12, 12) == 2
+        assert explained(Masks(lengths), 0, 12, 12) == (2, 0)
         assert explained(Masks(lengths), 0, 11, 11) is None
 
 
@@ -301,7 +301,7 @@ class TestOneFile:
         cut = sample(1, tokens=512, mask=512, shapes=((512,),) * 771, dtypes=("bfloat16",) * 771)
         fault = only(found(sample(0), cut, sample(2)))
         assert fault.kind is Kind.SHAPE
-        assert "771 tensors, 771 of shape [512]" in fault.message
+        assert "has 771 tensors of shape [512] for 512 tokens" in fault.message
 
     @pytest.mark.parametrize(
         ("change", "kind", "said"),

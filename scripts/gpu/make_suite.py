@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write the suite of cells for one vLLM release on one GPU (part 1: runners, start methods, MLA).
 
-usage: make_suite.py VLLM_VERSION OUT.json
+usage: make_suite.py VLLM_VERSION OUT.json [--only TEXT]
+       make_suite.py VLLM_VERSION OUT.json --two-gpus
 """
 
 from __future__ import annotations
@@ -97,6 +98,54 @@ def ablation(v2: bool, fork: dict[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def int4(fork: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the cells with INT4 experts, as the published Kimi-K2.5 has them."""
+    marlin = "CompressedTensorsWNA16MarlinMoEMethod"
+    cells = []
+    for speculators in ("0.3.0", "0.4.0.1"):
+        for name, arguments, attention in (
+            ("TRITON_MLA, INT4", ["--backend", "TRITON_MLA"], "TRITON_MLA"),
+            ("vLLM's own choice, INT4", [], "MLA"),
+        ):
+            workers = {"attention": attention, "quant_methods": marlin}
+            cells.append(
+                cell(name, speculators, "kimi_k25_int4", *arguments, environ=fork, workers=workers)
+            )
+    return cells
+
+
+def two_gpus(fork: dict[str, str], spawn: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the cells with tensor parallelism 2, one worker a GPU."""
+    two = ("--tensor-parallel-size", "2")
+    cells = []
+    for speculators in ("0.4.0.1", "0.3.0"):
+        for model in ("llama", "deepseek_v3", "kimi_k25_int4"):
+            workers = {"start_method": "fork"}
+            cells.append(cell("TP 2, fork", speculators, model, *two, environ=fork, workers=workers))
+        workers = {"start_method": "spawn"}
+        cells.append(
+            cell("TP 2, spawn", speculators, "kimi_k25", *two, environ=spawn, workers=workers)
+        )
+    for speculators, model, use in (("0.3.0", "llama", "0"), ("0.4.0.1", "deepseek_v3", "1")):
+        environ = {**fork, "VLLM_USE_V2_MODEL_RUNNER": use}
+        name = f"TP 2, model runner V{int(use) + 1}"
+        cells.append(cell(name, speculators, model, *two, environ=environ))
+    return cells
+
+
+def main(version: str, out: str, *options: str) -> None:
+    """Write the suite; ``--only TEXT`` keeps the cells whose names hold the text."""
+    fork = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
+    spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    if "--two-gpus" in options:
+        cells = [*int4(fork), *two_gpus(fork, spawn)]
+    else:
+        cells = suite(version)
+    if "--only" in options:
+        text = options[options.index("--only") + 1]
+        cells = [c for c in cells if text in c["name"]]
+    Path(out).write_text(json.dumps(cells, indent=1) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    version, out = sys.argv[1:]
-    Path(out).write_text(json.dumps(suite(version), indent=1) + "\n", encoding="utf-8")
+    main(*sys.argv[1:])

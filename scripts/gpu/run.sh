@@ -4,7 +4,7 @@
 set -euo pipefail
 suite=$1 out=$2 downstreams=$3
 work=$(mktemp -d)
-for model in llama deepseek_v3 kimi_k25; do
+for model in llama deepseek_v3 kimi_k25 kimi_k25_int4; do
   python3 -c "from vllm_compat.lab.models import make_model; make_model('$model', '$work/$model', dtype='bfloat16')"
 done
 nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader

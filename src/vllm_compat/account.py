@@ -37,6 +37,7 @@ class _Account:
     first: float = 0.0
     last: float = 0.0
     written: float = 0.0
+    failure: str = ""
 
 
 _account: _Account | None = None
@@ -73,10 +74,24 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
         write()
 
 
-def summary() -> str:
-    """Return one sentence: what was extracted, in which shape, checked."""
+def fail(cause: str) -> None:
+    """Note why a ``generate()`` call has failed; the first cause stays."""
     account = _account
-    if account is None or not account.samples:
+    if account is not None and account.pid == os.getpid() and not account.failure:
+        account.failure = cause
+        write()
+
+
+def summary() -> str:
+    """Return what was extracted, in which shape, checked; or what went wrong first."""
+    account = _account
+    if account is not None and account.failure:
+        return f"First cause: {account.failure} Before it: {_extracted(account)}."
+    return f"{_extracted(account)}." if account else "No hidden states were extracted."
+
+
+def _extracted(account: _Account) -> str:
+    if not account.samples:
         return "no hidden states were extracted"
     seconds = account.last - account.first
     speed = f", {account.timed_tokens / seconds:.0f} tokens/s" if seconds > 0 else ""
@@ -105,5 +120,6 @@ def write() -> None:
             "samples": account.samples,
             "tokens": account.tokens,
             "calls": account.calls,
+            "failure": account.failure or None,
         }
     )

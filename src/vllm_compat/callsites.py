@@ -16,7 +16,12 @@ from dataclasses import dataclass, field, replace
 from vllm_compat.contract import CallSite, Contract, SiteKind, Use
 from vllm_compat.errors import UsageError
 from vllm_compat.surface.files import PackageFiles
-from vllm_compat.surface.syntax import is_type_checking, resolve_relative, uncollected
+from vllm_compat.surface.syntax import (
+    is_type_checking,
+    resolve_relative,
+    statements_in,
+    uncollected,
+)
 
 VLLM = "vllm"
 
@@ -271,6 +276,7 @@ class _Reader(ast.NodeVisitor):
         store: bool = False,
         any_of: Iterable[str] = (),
         unbound: bool = False,
+        is_module: bool = False,
     ) -> None:
         if self.out is None:
             return
@@ -308,6 +314,7 @@ class _Reader(ast.NodeVisitor):
                 any_of=tuple(other for other in any_of if other != symbol),
                 unbound=unbound,
                 needs=tuple(self.needs),
+                is_module=is_module,
             ),
             self.key(call) if call is not None else None,
             is_vllm(symbol),
@@ -613,7 +620,7 @@ class _Reader(ast.NodeVisitor):
             first = node.args[0]
             named = first.value if isinstance(first, ast.Constant) else None
             if isinstance(named, str) and is_vllm(named):
-                self.emit(SiteKind.IMPORT, named, node)
+                self.emit(SiteKind.IMPORT, named, node, is_module=True)
                 return _Value((named,))
         return None
 
@@ -787,7 +794,7 @@ class _Reader(ast.NodeVisitor):
     def do_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if is_vllm(alias.name):
-                self.emit(SiteKind.IMPORT, alias.name, node)
+                self.emit(SiteKind.IMPORT, alias.name, node, is_module=True)
             if alias.asname:
                 self.bind(alias.asname, _Value((alias.name,)))
             else:
@@ -799,7 +806,7 @@ class _Reader(ast.NodeVisitor):
         for alias in node.names:
             if alias.name == "*":
                 if is_vllm(origin):
-                    self.emit(SiteKind.IMPORT, origin, node)
+                    self.emit(SiteKind.IMPORT, origin, node, is_module=True)
                 elif self.package.ours(origin):
                     self.package.name_in(origin, "")
                     other = self.package.modules.get(origin)
@@ -1219,22 +1226,21 @@ def _tested_names(test: ast.expr) -> Iterator[str]:
             yield str(node.args[1].value)
 
 
-def _imports_vllm(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
+def _imports_vllm(tree: ast.Module, source: bytes) -> bool:
+    for node in statements_in(tree.body):
         if isinstance(node, ast.ImportFrom) and not node.level and is_vllm(node.module or ""):
             return True
         if isinstance(node, ast.Import) and any(is_vllm(a.name) for a in node.names):
             return True
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "import_module"
-            and node.args
-            and isinstance(node.args[0], ast.Constant)
-            and is_vllm(str(node.args[0].value))
-        ):
-            return True
-    return False
+    return b"import_module" in source and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "import_module"
+        and bool(node.args)
+        and isinstance(node.args[0], ast.Constant)
+        and is_vllm(str(node.args[0].value))
+        for node in ast.walk(tree)
+    )
 
 
 def _inner_imports(package: _Package, module: _Module) -> tuple[str, ...]:
@@ -1249,7 +1255,7 @@ def _inner_imports(package: _Package, module: _Module) -> tuple[str, ...]:
                 found.setdefault(dotted)
 
     add(module.name)
-    for node in ast.walk(module.tree):
+    for node in statements_in(module.tree.body):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if package.ours(alias.name):
@@ -1280,7 +1286,7 @@ def _read_package(package: _Package) -> Contract:
         if source is None or VLLM.encode() not in source or is_vllm(name):
             continue
         module = package.parse(name)
-        if module is not None and _imports_vllm(module.tree):
+        if module is not None and _imports_vllm(module.tree, source):
             using.append(module)
     # Twice without notes, so that a method sees what a later one assigns to ``self``, and a module
     # what another learns; then once for good.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json", "markdown", "junit", "github")
 DIFF_FORMATS = ("text", "json", "markdown")
 DEVICES = ("cpu", "cuda", "rocm")
+DEFAULT = "speculators"
 
 # The command line.
 
@@ -250,17 +251,20 @@ def judge(
     findings = find_drifts(contract, surface)
     plan: Plan | None = None
     refused = ""
+    try:
+        refuse_unserved(contract, surface)
+    except IncompatibleError as error:
+        refused = str(error)
     if roles_of(contract).generator:
         plan = make_plan(contract, surface, environment)
-        try:
-            refuse_unserved(contract, surface)
-        except IncompatibleError as error:
-            refused = str(error)
     repairs = _repairs(plan, contract, surface, environment, findings) if plan else {}
     dates = history.dates(findings, surface) if history else [Dating() for _ in findings]
     judged = tuple(
         Judged(
-            finding, _standing(finding, plan, finding in repairs), repairs.get(finding, ()), date
+            finding,
+            _standing(finding, plan, finding in repairs, date),
+            repairs.get(finding, ()),
+            date,
         )
         for finding, date in zip(findings, dates, strict=True)
     )
@@ -268,8 +272,10 @@ def judge(
     notes = []
     if not plan:
         notes.append(
-            f"{contract.name} {contract.version} has no in-process generator as speculators 0.3 and"
-            " 0.4 have it, so vllm_compat has no adapters for it."
+            refused
+            if contract.package == DEFAULT
+            else f"{contract.name} {contract.version} is not speculators: vllm_compat finds its"
+            " drifts, and has no adapters for them."
         )
     elif not environment_known:
         notes.append(
@@ -291,19 +297,18 @@ def judge(
     if not contract.sites:
         verdict = Verdict.UNKNOWN
         reason = f"{contract.name} does not use vLLM, as far as its source can be followed."
-    elif refused or unmet:
+    elif unmet or (plan and refused):
         verdict = Verdict.INCOMPATIBLE
-        reason = refused or (
-            f"{_count(unmet, 'finding')} that no adapter repairs."
-            if plan
-            else f"{_count(unmet, 'finding')} at call sites that are sure to fail."
-        )
+        if plan is None:
+            reason = f"{_count(unmet, 'finding')} at call sites that are sure to fail."
+        else:
+            reason = refused or f"{_count(unmet, 'finding')} that no adapter repairs."
     elif plan and plan.steps:
         verdict = Verdict.WITH_SHIM
         reason = f"{_count(len(plan.steps), 'adapter')} will be in force."
     elif possible:
         verdict = Verdict.UNKNOWN
-        reason = f"{_count(possible, 'finding')} at call sites that may fail, depending on the run."
+        reason = f"{_count(possible, 'finding')} at call sites of which source alone can't tell."
     else:
         verdict = Verdict.USABLE
         reason = f"All {len(contract.sites)} call sites fit."
@@ -324,18 +329,23 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _standing(finding: Finding, plan: Plan | None, repaired: bool) -> Standing:
+def _standing(finding: Finding, plan: Plan | None, repaired: bool, date: Dating) -> Standing:
     from vllm_compat.drift import FindingKind
     from vllm_compat.report.model import Standing
 
     if repaired:
         return Standing.REPAIRED
-    if plan is None:
-        sure = finding.fatal and finding.kind is not FindingKind.BEHAVIOUR
-        return Standing.UNMET if sure else Standing.POSSIBLE
-    if finding in plan.unmet:
-        return Standing.UNMET
-    return Standing.GUARDED if finding.symbol in plan.guarded else Standing.POSSIBLE
+    if plan is not None:
+        if finding in plan.unmet:
+            return Standing.UNMET
+        return Standing.GUARDED if finding.symbol in plan.guarded else Standing.POSSIBLE
+    if not finding.fatal or finding.kind is FindingKind.BEHAVIOUR:
+        return Standing.POSSIBLE
+    imported = (FindingKind.MODULE_MISSING, FindingKind.NAME_MOVED, FindingKind.NAME_MISSING)
+    # What fits no release is rarely drift: the downstream sets the attribute itself, or puts a
+    # class of its own in the place of vLLM's. An import has no such excuse.
+    excused = date.fits_nowhere and finding.kind not in imported
+    return Standing.POSSIBLE if excused else Standing.UNMET
 
 
 def _repairs(
@@ -404,7 +414,7 @@ class _History:
         self.contract = contract
         self.releases = releases
         self.whole = whole
-        self._keys: dict[str, frozenset[object]] = {}
+        self._known: dict[str, tuple[frozenset[object], frozenset[CallSite]]] = {}
 
     def dates(self, findings: Sequence[Finding], surface: Surface) -> list[Dating]:
         """Say since when each of a surface's findings is there."""
@@ -419,22 +429,32 @@ class _History:
     ) -> Dating:
         from vllm_compat.report.model import Dating
 
+        fitted_last = next((v for v in reversed(before) if self._fits(finding, v)), None)
         for version in reversed(before):
-            if finding.key not in self._found(version):
-                return Dating(since, version)
+            if finding.key not in self._found(version)[0]:
+                break
             since = version
-        return Dating(
-            since, None, next((v for v in after if finding.key not in self._found(v)), None)
-        )
+        fits_from = None
+        if fitted_last is None:
+            fits_from = next((v for v in after if self._fits(finding, v)), None)
+        return Dating(since, fitted_last, fits_from)
 
-    def _found(self, version: str) -> frozenset[object]:
-        """Return what makes findings the same on different releases, for one release."""
+    def _fits(self, finding: Finding, version: str) -> bool:
+        """Whether a release has nothing grave against any of the call sites of a finding."""
+        keys, sites = self._found(version)
+        return finding.key not in keys and sites.isdisjoint(finding.sites)
+
+    def _found(self, version: str) -> tuple[frozenset[object], frozenset[CallSite]]:
+        """Return a release's findings by what makes them the same, and the fatal ones' sites."""
         from vllm_compat.drift import find_drifts
 
-        if version not in self._keys:
+        if version not in self._known:
             found = find_drifts(self.contract, self.releases.get(version))
-            self._keys[version] = frozenset(finding.key for finding in found)
-        return self._keys[version]
+            self._known[version] = (
+                frozenset(finding.key for finding in found),
+                frozenset(site for finding in found if finding.fatal for site in finding.sites),
+            )
+        return self._known[version]
 
 
 def _related(contract: Contract, findings: Sequence[Finding]) -> tuple[CallSite, ...]:
@@ -474,7 +494,7 @@ def _environment(
     """Read what decides besides source, as ``apply()`` reads it.
 
     For a vLLM that is not installed only the device is known, if it is given or the build has a
-    name for it, and what importing the downstream does.
+    name for it.
     """
     import importlib.util
 
@@ -491,9 +511,9 @@ def _environment(
         transformers = spec.origin if spec else None
     else:
         environment, transformers = _ask(python, surface)
-    if roles_of(contract).generator:
-        folder = Path(transformers).parent if transformers else None
-        environment = dataclasses.replace(environment, features=_features(contract, folder))
+    if transformers and roles_of(contract).generator:
+        features = _features(contract, Path(transformers).parent)
+        environment = dataclasses.replace(environment, features=features)
     return dataclasses.replace(environment, device=device) if device else environment
 
 
@@ -518,10 +538,20 @@ def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
         found["features"] = ()
         return environment.Environment(**found), transformers
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"The interpreter {python} does not answer: {error}.") from error
+        raise UsageError(f"The interpreter {python} does not answer: {_why(error)}.") from error
 
 
-def _features(contract: Contract, transformers: Path | None) -> tuple[str, ...]:
+def _why(error: Exception) -> str:
+    """Say why a child did not answer, without the program that it was given."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = (error.stderr or "").strip().splitlines()
+        return said[-1].rstrip(".") if said else f"exit status {error.returncode}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"nothing came within {error.timeout:.0f} s"
+    return str(error)
+
+
+def _features(contract: Contract, transformers: Path) -> tuple[str, ...]:
     from vllm_compat.environment import read_features
     from vllm_compat.errors import UsageError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import vllm_compat
 from vllm_compat.errors import UsageError, VllmCompatError
@@ -119,24 +119,39 @@ def _set_up_diff(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_record(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.record import add_record_arguments, run_record
-
-    add_record_arguments(parser)
-    parser.set_defaults(command=run_record)
+    parser.usage = "vllm-compat record [--version V] (SOURCE ... | --published [V ...])"
+    parser.add_argument("source", nargs="*", help="a wheel, an sdist or a folder that holds vLLM")
+    parser.add_argument("--version", metavar="V", help="record the source as this version")
+    parser.add_argument(
+        "--published",
+        nargs="*",
+        metavar="V",
+        help="releases to take from the package index; all that have no record yet if none is named",
+    )
+    parser.set_defaults(command=_record)
 
 
 def _set_up_layers(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.layers import add_layers_arguments, run_layers
-
-    add_layers_arguments(parser)
-    parser.set_defaults(command=run_layers)
+    parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
+    parser.add_argument(
+        "--layer-ids", nargs="+", type=int, metavar="K", help="in-process ids (stock's own choice)"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(command=_layers)
 
 
 def _set_up_verify(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.verify import add_verify_arguments, run_verify
-
-    add_verify_arguments(parser)
-    parser.set_defaults(command=run_verify)
+    parser.add_argument("folder", metavar="DIR", help="a folder of data_<i>.pt or safetensors")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="N", help="the one that all runs had, where it is known"
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="reading threads")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--repair", action="store_true", help="do what is certain to be right")
+    parser.add_argument("--backup", metavar="DIR", help="where repair keeps every original")
+    parser.add_argument("--dry-run", action="store_true", help="only say what repair would do")
+    parser.set_defaults(command=_verify)
 
 
 def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
@@ -188,3 +203,43 @@ def _demo(options: argparse.Namespace) -> int:
     from vllm_compat.lab.demo import run_demo
 
     return run_demo(options.model, options.folder)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from vllm_compat.record import record_published, record_release
+
+    if bool(options.source) == (options.published is not None):
+        raise UsageError("record needs either sources (a wheel, an sdist, a folder) or --published.")
+    lines: Iterable[dict[str, object]]
+    if options.published is not None:
+        lines = record_published(options.published or None)
+    else:
+        lines = (record_release(source, version=options.version) for source in options.source)
+    for line in lines:
+        print(json.dumps(line), flush=True)
+    return 0
+
+
+def _layers(options: argparse.Namespace) -> int:
+    from vllm_compat.layers import layers_of, render
+
+    print(render(layers_of(options.model, options.layer_ids), "json" if options.json else "text"))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from vllm_compat.verify import Progress, render, render_repair, repair, verify_directory
+
+    form = "json" if options.json else "text"
+    report = verify_directory(
+        options.folder,
+        batch_size=options.batch_size,
+        jobs=options.jobs,
+        progress=None if options.quiet else Progress(sys.stderr),
+    )
+    if not options.repair:
+        print(render(report, form))
+        return report.exit_status
+    done = repair(report, backup=options.backup, dry_run=options.dry_run)
+    print(render_repair(done, form) if done.actions else render(report, form))
+    return done.exit_status if done.actions else report.exit_status

@@ -53,7 +53,8 @@ class CallSite:
     whose absence does (what a ``hasattr`` asks for). ``store``: the
     name is written to, as in a monkeypatch. ``any_of`` names what the object may be instead: it is
     enough that one of them fits. ``unbound``: a method is called on its class, so that the first
-    argument is the instance. A ``subclass`` site's symbol is the base; a ``hook``
+    argument is the instance. ``is_module``: an import that names a module as such. A ``subclass``
+    site's symbol is the base; a ``hook``
     site is a method of a worker extension, its symbol the worker's name that must stay free.
     """
 
@@ -74,6 +75,7 @@ class CallSite:
     any_of: tuple[str, ...] = ()
     unbound: bool = False
     needs: tuple[str, ...] = ()
+    is_module: bool = False
 
     @property
     def where(self) -> str:

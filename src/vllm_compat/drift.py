@@ -295,18 +295,18 @@ class _Finder:
         new = self.find_moved(imported)
         if new is not None:
             self.moved[imported] = new
-        module = next((p for p in prefixes(parent) if not self.surface.has_module(p)), None)
-        if module is not None:
+        whole = self.is_module_import(imported)
+        if whole or any(not self.surface.has_module(p) for p in prefixes(parent)):
             where = f" {name} is in {new.rpartition('.')[0]} here." if new else ""
-            whole = imported if self.is_module_import(imported) else parent
+            module = imported if whole else parent
             self.add(
                 Finding(
                     FindingKind.MODULE_MISSING,
-                    whole,
-                    name if whole == parent else None,
+                    module,
+                    None if whole else name,
                     (site,),
                     None,
-                    f"There is no module {whole} here.{where}",
+                    f"There is no module {module} here.{where}",
                     new,
                 )
             )
@@ -352,13 +352,7 @@ class _Finder:
             known = self.home.resolve(symbol)
             if known is not None:
                 return known.kind is SymbolKind.MODULE
-        return (
-            any(
-                s.kind is not SiteKind.IMPORT and s.symbol.startswith(symbol + ".")
-                for s in self.contract.sites
-            )
-            and not _last(symbol)[:1].isupper()
-        )
+        return any(s.is_module and s.symbol == symbol for s in self.contract.sites)
 
     def find_moved(self, symbol: str) -> str | None:
         """Return the one other place that defines a name which fits the downstream's use of it."""
@@ -916,19 +910,16 @@ def _returned_type(surface: Surface, parent: str) -> str | None:
 def _part(contract: Contract, findings: Iterable[Finding]) -> Contract:
     """Return what of a contract findings depend on."""
     lines = {(s.file, s.line) for f in findings for s in f.sites}
-    return replace(
-        contract,
-        sites=tuple(
-            s
-            for s in contract.sites
-            if (s.file, s.line) in lines
-            or s.kind in (SiteKind.IMPORT, SiteKind.SUBCLASS)
-            or s.optional
-            or s.store
-            or _last(s.symbol) in _STEP
-        ),
-        other_calls=(),
-    )
+    used = {s.symbol for s in contract.sites if (s.file, s.line) in lines}
+
+    def matters(site: CallSite) -> bool:
+        if (site.file, site.line) in lines or site.optional or site.store:
+            return True
+        if site.kind is SiteKind.IMPORT:
+            return any(symbol.startswith(site.symbol) for symbol in used)
+        return site.kind is SiteKind.SUBCLASS or _last(site.symbol) in _STEP
+
+    return replace(contract, sites=tuple(filter(matters, contract.sites)), other_calls=())
 
 
 def dated(

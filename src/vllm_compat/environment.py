@@ -22,14 +22,16 @@ class Environment:
     ``versions`` maps distribution names to version strings (absent where not installed);
     ``device`` is ``cpu``, ``cuda``, ``rocm`` or ``unknown``, where ``cpu`` means that this vLLM
     build computes on the CPU, whatever else the machine has.
-    ``capture`` is the capture strategy asked for: ``auto``, ``hooks`` or ``stock``. ``features``
-    are facts read from installed source, in the words of this module.
+    ``capture`` is the capture strategy asked for: ``auto``, ``hooks`` or ``stock``;
+    ``transfer`` how rows leave the worker: ``auto`` or ``rpc``. ``features`` are facts read from
+    installed source, in the words of this module.
     """
 
     python: str
     versions: tuple[tuple[str, str], ...]
     device: str
     capture: str = "auto"
+    transfer: str = "auto"
     features: tuple[str, ...] = ()
 
     def version(self, name: str) -> str | None:
@@ -61,7 +63,8 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
     features = []
     if transformers is None:
         return ()
-    if _torch_for_typing((transformers / "configuration_utils.py").read_text(encoding="utf-8")):
+    configuration = transformers / "configuration_utils.py"
+    if configuration.is_file() and _torch_for_typing(configuration.read_text(encoding="utf-8")):
         features.append(TORCH_FOR_TYPING)
     wanted: dict[str, set[str]] = {}
     for file in sorted(downstream.rglob("*.py")):
@@ -104,6 +107,7 @@ def read_environment(
     vllm_distribution: str,
     *,
     capture: str = "auto",
+    transfer: str = "auto",
     features: tuple[str, ...] = (),
     root: Path = Path("/"),
 ) -> Environment:
@@ -122,6 +126,7 @@ def read_environment(
         versions=tuple(versions),
         device=_device(vllm_version, vllm_distribution, os.environ, root),
         capture=capture,
+        transfer=transfer,
         features=features,
     )
 

@@ -1,8 +1,8 @@
 """What must hold of processes and data, always: checked, never changed.
 
 The guards are in force with every plan. They keep the book of each ``generate()`` call
-(:mod:`vllm_compat.engine`), compare the plans of all ranks before the first batch, and look at every
-result before the caller gets it.
+(:mod:`vllm_compat.engine`), compare the plans of all ranks before the first batch, and look at
+every result before the caller gets it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import account, engine
+from vllm_compat import account, doors, engine
 from vllm_compat.errors import GuardError
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
+    from vllm_compat.patching import Transaction, Wrapper
     from vllm_compat.plan import Plan
 
 
@@ -28,7 +28,9 @@ def install(transaction: Transaction, plan: Plan) -> None:
     transaction.owned_by("guard")
     module, _, cls = plan.roles.generator.partition(":")
     transaction.wrap(f"{module}:{cls}.__init__", _while_building)
-    transaction.wrap(f"{module}:{cls}.generate", _checked_generate)
+    transaction.wrap(
+        f"{module}:{cls}.generate", _checked_generate("worker.capture" not in plan.adapters)
+    )
     transaction.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", _book_request)
 
     if SAMPLE_TOKENS in plan.guarded:
@@ -64,8 +66,8 @@ def _grammar_or_none(
     if given is not None and type(given).__name__ != "GrammarOutput":
         raise GuardError(
             f"sample_tokens was called with a {type(given).__name__}, it takes a GrammarOutput or"
-            " None: the step before it has returned a finished output, which the downstream does not"
-            " expect of this vLLM."
+            " None: the step before it has returned a finished output, which the downstream does"
+            " not expect of this vLLM."
         )
     return wrapped(*args, **kwargs)
 
@@ -88,24 +90,48 @@ def _book_request(
     return wrapped(*args, **kwargs)
 
 
-def _checked_generate(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    given = args[0] if args else kwargs.get("token_ids")
-    given = () if given is None else given
-    for index, prompt in enumerate(given):
-        if len(prompt) == 0:
-            raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
-    with engine.call_of(instance) as call:
-        try:
-            results = wrapped(*args, **kwargs)
-            check_requests(given, list(call.prompts.values()))
-            check_results(results, list(call.prompts.values()), len(instance.layer_ids))
-            account.add(results)
-            return results
-        finally:
-            call.over = True
-            _abandon(instance.scheduler, call)
+def _checked_generate(everything: bool) -> Wrapper:
+    """Return the wrapper that checks inputs and results of each ``generate()`` call."""
+
+    def generate(
+        wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        given = args[0] if args else kwargs.get("token_ids")
+        given = () if given is None else given
+        for index, prompt in enumerate(given):
+            if len(prompt) == 0:
+                raise GuardError(
+                    f"Prompt {index} has no tokens; leave empty prompts out of the batch."
+                )
+        workers = list(getattr(instance.executor, "workers", None) or ())
+        with engine.call_of(instance) as call:
+            try:
+                results = wrapped(*args, **kwargs)
+                prompts = list(call.prompts.values())
+                check_requests(given, prompts)
+                check_results(results, prompts, len(instance.layer_ids), everything=everything)
+                account.add(results)
+                return results
+            except Exception as error:
+                account.fail(f"{_dead(workers)}{type(error).__name__}: {error}")
+                raise
+            finally:
+                call.over = True
+                _abandon(instance.scheduler, call)
+
+    return generate
+
+
+def _dead(workers: Sequence[Any]) -> str:
+    """Return which worker processes have ended, in words; nothing where all are alive."""
+    ended = []
+    for rank, worker in enumerate(workers):
+        process = getattr(worker, "proc", None)
+        code = getattr(process, "exitcode", None)
+        if process is not None and code is not None:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+            ended.append(f"the worker of rank {rank} (pid {process.pid}) {how}")
+    return f"{', '.join(ended)}; " if ended else ""
 
 
 def _abandon(scheduler: Any, call: engine.Call) -> None:
@@ -132,7 +158,8 @@ def check_requests(given: Sequence[Any], prompts: Sequence[Sequence[int]]) -> No
 class Rows:
     """What the guards need to know of one tensor: its shape, its dtype, its bad rows.
 
-    ``not_finite`` and ``zero`` are ``(number of such rows, the first of them)``, or None.
+    ``not_finite`` and ``zero`` are ``(number of such rows, the first of them)`` among those that
+    were looked at, or None.
     """
 
     shape: tuple[int, ...]
@@ -147,21 +174,34 @@ class Rows:
 
 
 def check_results(
-    results: Sequence[Mapping[str, Any]], prompts: Sequence[Sequence[int]], layers: int
+    results: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Sequence[int]],
+    layers: int,
+    *,
+    everything: bool = True,
 ) -> None:
     """Check one batch: order, rows, layers, shape, dtype, finite, not all zero.
 
-    ``prompts`` are the token ids in the order of the inputs.
+    ``prompts`` are the token ids in the order of the inputs. With ``everything`` off, the values of
+    only the first and last row of each tensor are looked at here: the worker has looked at all of
+    them, on the device.
 
     Raises:
         GuardError: Names the sample, the layer and what is wrong with it.
     """
+    from vllm_compat.capture.transfer import is_view
+
     if len(results) != len(prompts):
         raise GuardError(f"{len(prompts)} prompts gave {len(results)} results.")
     expected: tuple[int, str] | None = None
     for sample, (result, prompt) in enumerate(zip(results, prompts, strict=True)):
         check_tokens(sample, result["input_ids"], prompt)
-        rows = [look_at(tensor) for tensor in result["hidden_states"]]
+        if any(map(is_view, result["hidden_states"])):
+            raise GuardError(
+                f"Sample {sample} is a view of shared memory that the next batch overwrites: this"
+                " downstream no longer copies what it returns; use transfer='rpc'."
+            )
+        rows = [look_at(tensor, everything) for tensor in result["hidden_states"]]
         expected = check_layers(sample, rows, len(prompt), layers, expected)
 
 
@@ -212,20 +252,24 @@ def check_layers(
     return expected
 
 
-def look_at(tensor: Any) -> Rows:
-    """Look at every row of a tensor ``[rows, width]``; of another shape, only at the shape."""
+def look_at(tensor: Any, everything: bool = True) -> Rows:
+    """Look at every row of a tensor ``[rows, width]``, or only at its first and its last.
+
+    Of a tensor of another shape only the shape and the dtype are told.
+    """
     import torch
 
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     if tensor.dim() != 2 or not tensor.numel():
         return Rows(shape, dtype)
-    low, high = torch.aminmax(tensor, dim=1)
+    step = 1 if everything else max(len(tensor) - 1, 1)
+    low, high = torch.aminmax(tensor[::step], dim=1)
     finite = torch.isfinite(low) & torch.isfinite(high)
-    return Rows(shape, dtype, _some(~finite), _some((low == 0) & (high == 0)))
+    return Rows(shape, dtype, _some(~finite, step), _some((low == 0) & (high == 0), step))
 
 
-def _some(rows: Any) -> tuple[int, int] | None:
-    return (int(rows.sum()), int(rows.nonzero()[0])) if bool(rows.any()) else None
+def _some(rows: Any, step: int) -> tuple[int, int] | None:
+    return (int(rows.sum()), int(rows.nonzero()[0]) * step) if bool(rows.any()) else None
 
 
 def check_fork() -> None:
@@ -272,16 +316,15 @@ def compare_ranks(
     for index, report in enumerate(reports):
         rank = index if report.get("rank") is None else report["rank"]
         if report.get("error"):
-            raise GuardError(f"Rank {rank} (pid {report['pid']}) could not patch: {report['error']}")
-        if report.get("digest") is None:
-            allowed = environ.get("VLLM_PLUGINS")
-            why = (
-                f"VLLM_PLUGINS={allowed!r} shuts the vllm_compat plugin out; add vllm_compat to it"
-                if allowed is not None
-                else "its vllm_compat plugin did not load; install vllm_compat into that environment"
-                " or start the program with `python -m vllm_compat run`"
+            raise GuardError(
+                f"Rank {rank} (pid {report['pid']}) could not patch: {report['error']}"
             )
-            raise GuardError(f"Rank {rank} (pid {report['pid']}) runs without the plan: {why}.")
+        if report.get("digest") is None:
+            why = doors.allow_list_shuts_us_out(environ) or (
+                "its vllm_compat plugin did not load; install vllm_compat into that environment or"
+                " start the program with `python -m vllm_compat run`."
+            )
+            raise GuardError(f"Rank {rank} (pid {report['pid']}) runs without the plan: {why}")
         if report["digest"] != digest:
             raise GuardError(
                 f"Rank {rank} (pid {report['pid']}) holds plan {report['digest']}, the driver"

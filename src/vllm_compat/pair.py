@@ -17,7 +17,7 @@ OLDEST = "0.11.0"
 
 
 def installed_pair(
-    downstream: str, *, capture: str = "auto"
+    downstream: str, *, capture: str = "auto", transfer: str = "auto"
 ) -> tuple[Contract, Surface, Environment]:
     """Read contract, surface and environment of this interpreter, importing none of them.
 
@@ -32,6 +32,7 @@ def installed_pair(
         surface.version,
         surface.distribution,
         capture=capture,
+        transfer=transfer,
         features=read_features(Path(contract.root), _package_folder("transformers")),
     )
     return contract, surface, environment
@@ -58,7 +59,9 @@ def refuse_unserved(contract: Contract, surface: Surface) -> None:
         version = Version(surface.version)
     except InvalidVersion:
         return
-    if version.release and version < Version(OLDEST):
+    # A build from source without tags calls itself 0.1.dev1+g<commit> or 0.0.0: its surface decides.
+    untagged = version.release[:2] in ((0, 0), (0, 1))
+    if not untagged and version < Version(OLDEST):
         raise IncompatibleError(
             f"vLLM {surface.version} is older than {OLDEST}, the oldest release that"
             f" {contract.name}'s generator can be adapted to: install vllm>={OLDEST}."

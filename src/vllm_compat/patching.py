@@ -92,7 +92,8 @@ class Transaction:
             raw = _raw(parent, name)
             if raw is _MISSING:
                 raise PatchError(f"{target} is not there, although the plan read it from source.")
-            if confirm and (disagreement := confirm(getattr(parent, name))):
+            live = parent if name == "__init__" else getattr(parent, name)
+            if confirm and (disagreement := confirm(live)):
                 raise PatchError(f"{target} is not what the plan read from source: {disagreement}.")
             self._replace(patch, parent, name, raw, wrapper)
 

@@ -111,8 +111,8 @@ def loads(text: str) -> Plan:
         record = json.loads(text)
         if record["schema"] != SCHEMA_VERSION:
             raise UsageError(
-                f"The plan in VLLM_COMPAT_PLAN has schema {record['schema']}, this vllm_compat reads"
-                f" {SCHEMA_VERSION}: driver and worker must run the same vllm_compat."
+                f"The plan in VLLM_COMPAT_PLAN has schema {record['schema']}, this vllm_compat"
+                f" reads {SCHEMA_VERSION}: driver and worker must run the same vllm_compat."
             )
         environment = dict(record["environment"])
         environment["versions"] = tuple(tuple(pair) for pair in environment["versions"])
@@ -177,7 +177,8 @@ def make_plan(
     for name in switched_off:
         if name not in known:
             raise UsageError(
-                f"There is no adapter {name!r}; `vllm-compat adapters` lists {', '.join(sorted(known))}."
+                f"There is no adapter {name!r}; `vllm-compat adapters` lists"
+                f" {', '.join(sorted(known))}."
             )
     findings = find_drifts(contract, surface)
     case = Case(contract, surface, environment, findings, roles_of(contract))

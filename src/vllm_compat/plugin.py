@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
 
 def load() -> None:
@@ -21,8 +20,10 @@ def load() -> None:
             return
         from vllm_compat import process
     except Exception as error:  # a broken installation must not end somebody's vLLM
-        with suppress(Exception):  # stderr may be closed, or None
+        try:  # noqa: SIM105 (contextlib would cost every process more than all the rest here)
             print(f"vllm_compat: the plugin could not be loaded: {error}", file=sys.stderr)
+        except Exception:
+            pass  # stderr may be closed
         return
     try:
         process.adopt(text)

@@ -7,6 +7,8 @@ spawned one reads the plan from the environment and makes them anew.
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import threading
 import time
 from collections.abc import Collection
@@ -25,7 +27,14 @@ class _Options:
 
     downstream: str
     capture: str
+    transfer: str
     without: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.downstream}, capture={self.capture!r}, transfer={self.transfer!r},"
+            f" without={self.without}"
+        )
 
 
 @dataclass
@@ -72,6 +81,7 @@ def apply(
     *,
     downstream: str = "speculators",
     capture: str = "auto",
+    transfer: str = "auto",
     without: Collection[str] = (),
 ) -> Status:
     """Plan from the installed source, then patch this process and open the door for its children.
@@ -82,6 +92,7 @@ def apply(
     Args:
         downstream: The distribution to adapt, ``speculators``.
         capture: ``auto`` or ``hooks`` for forward hooks, ``stock`` for the downstream's own loop.
+        transfer: ``auto`` for memory that worker and driver share, ``rpc`` for pickled replies.
         without: Adapters to leave out although they are needed, to see what they are good for.
 
     Returns:
@@ -95,7 +106,7 @@ def apply(
         PatchError: A patch did not go in; everything has been taken back.
     """
     global _error
-    asked = _Options(downstream, capture, tuple(sorted(set(without))))
+    asked = _Options(downstream, capture, transfer, tuple(sorted(set(without))))
     with _lock:
         if _state is not None and _state.transaction.active:
             _same(_state.asked, asked)
@@ -108,7 +119,9 @@ def apply(
             _same(_options_of(plan), asked)
             _force(plan, asked, begin)
         else:
-            plan = plan_installed(downstream=downstream, capture=capture, without=asked.without)
+            plan = plan_installed(
+                downstream=downstream, capture=capture, transfer=transfer, without=asked.without
+            )
             plan.refuse()
             shut = doors.allow_list_shuts_us_out(os.environ)
             if shut:
@@ -125,7 +138,11 @@ def apply(
 
 
 def plan_installed(
-    *, downstream: str = "speculators", capture: str = "auto", without: Collection[str] = ()
+    *,
+    downstream: str = "speculators",
+    capture: str = "auto",
+    transfer: str = "auto",
+    without: Collection[str] = (),
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
     from vllm_compat.pair import installed_pair
@@ -133,7 +150,11 @@ def plan_installed(
 
     if capture not in ("auto", "hooks", "stock"):
         raise UsageError(f"capture is {capture!r}; it must be 'auto', 'hooks' or 'stock'.")
-    contract, surface, environment = installed_pair(downstream, capture=capture)
+    if transfer not in ("auto", "rpc"):
+        raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
+    contract, surface, environment = installed_pair(
+        downstream, capture=capture, transfer=transfer
+    )
     return make_plan(contract, surface, environment, switched_off=without)
 
 
@@ -145,6 +166,10 @@ def adopt(text: str) -> None:
             return
         begin = time.perf_counter()
         plan = loads(text)
+        if (python := platform.python_version()) != plan.environment.python:
+            raise PatchError(
+                f"the plan is for Python {plan.environment.python}, this process runs {python}"
+            )
         _force(plan, _options_of(plan), begin)
 
 
@@ -192,8 +217,16 @@ def report() -> dict[str, Any]:
     return {
         "digest": _state.plan.digest if transaction.active else None,
         "patches": [(p.owner, p.target, p.state) for p in transaction.patches],
-        "error": transaction.failure or _error,
+        "error": transaction.failure or _error or _missed(transaction),
     }
+
+
+def _missed(transaction: Transaction) -> str | None:
+    """Return which patch still waits for a module that is there: another hook has kept it from us."""
+    for patch in transaction.patches:
+        if patch.state == "waiting" and patch.target.partition(":")[0] in sys.modules:
+            return f"{patch.target} was imported past the import hook, so {patch.owner} is not in force"
+    return None
 
 
 def _force(plan: Plan, asked: _Options, begin: float) -> None:
@@ -221,15 +254,16 @@ def _force(plan: Plan, asked: _Options, begin: float) -> None:
 
 
 def _options_of(plan: Plan) -> _Options:
-    return _Options(plan.downstream, plan.environment.capture, plan.switched_off)
+    environment = plan.environment
+    return _Options(
+        plan.downstream, environment.capture, environment.transfer, plan.switched_off
+    )
 
 
 def _same(held: _Options, asked: _Options) -> None:
     if asked != held:
         raise UsageError(
-            "vllm_compat is in force already with other options"
-            f" ({held.downstream}, capture={held.capture!r}, without={held.without}); call revert()"
-            " first."
+            f"vllm_compat is in force already with other options ({held}); call revert() first."
         )
 
 

@@ -184,7 +184,7 @@ class _Table:
             parsed = surface.parse(module)
             if parsed is None:
                 continue
-            self._have(module, bit)
+            self.modules[module] = self.modules.get(module, 0) | bit
             if in_full(module):
                 rows = self.full.setdefault(module, {})
                 header = dump([parsed.stars, parsed.dynamic, parsed.exported])
@@ -208,13 +208,6 @@ class _Table:
                     kind = _kind(made) if made is not None else None
                     if kind is not None:
                         _put(rows, name, kind, bit)
-
-    def _have(self, module: str, bit: int) -> None:
-        # Namespace packages have no source of their own: they are there with what they hold.
-        parts = module.split(".")
-        for end in range(1, len(parts) + 1):
-            name = ".".join(parts[:end])
-            self.modules[name] = self.modules.get(name, 0) | bit
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Iterate over (name, content) of the files that hold the table."""

@@ -23,6 +23,7 @@ lengths, and where the folder has them the tokens that a chat template puts befo
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -37,7 +38,7 @@ from datetime import datetime, timezone
 from enum import Enum
 from functools import cache
 from heapq import heappop, heappush
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
@@ -60,8 +61,8 @@ _NAME = re.compile(r"(?P<kind>data|hs)_(?P<index>\d+)\.(?:pt|safetensors)")
 _UNFINISHED = re.compile(r"\.?(?:data|hs)_\d+.*(?<!\.zst)|.*(?:\.tmp|\.part|\.partial|\.lock|~)")
 _BATCH_SIZE = re.compile(r"--batch-size[ =](\d+)")
 _ARCHIVE_START, _ARCHIVE_END = b"PK\x03\x04", b"PK\x05\x06"
-_COMPARISONS = 200
-_MOST_BELOW = 10_000
+_COMPARISONS = 200  # pairs of files with equal tokens that are read again
+_MOST_BELOW = 10_000  # names that are looked at in a folder's subfolders
 
 
 class Kind(str, Enum):
@@ -396,17 +397,18 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:160].rstrip(".")
 
 
-def _load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
-    """Return the tensors of a file; ``mapped`` reads only what is looked at (``.pt`` only)."""
+def _load(path: Path, *, again: bool = False) -> dict[str, Any]:
+    """Return the tensors of a file, mapped into memory; ``again`` for one that was read before."""
     import torch
 
     try:
+        zipped = again or _pull(path).startswith(_ARCHIVE_START)
         if path.suffix == ".safetensors":
-            from safetensors.torch import load
+            from safetensors.torch import load_file
 
-            found: Any = load(path.read_bytes())
+            found: Any = load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except Exception as error:
         # torch and safetensors raise a dozen types for a damaged file; each is this file's fault.
         raise _diagnosed(path, error) from error
@@ -415,6 +417,27 @@ def _load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
             Kind.STRUCTURE, f"holds a {type(found).__name__}, a sample is a dictionary."
         )
     return found
+
+
+def _pull(path: Path) -> bytes:
+    """Read a file through, into the system's cache, and return how it begins.
+
+    Mapping is a quarter of the work of reading, but a disk error in a mapped file ends the whole
+    process; after this it does not occur, and here it is an OSError.
+    """
+    with path.open("rb", buffering=0) as file, open(os.devnull, "wb", buffering=0) as nowhere:
+        head = file.read(8)
+        at = 0
+        try:
+            while sent := os.sendfile(nowhere.fileno(), file.fileno(), at, 1 << 24):
+                at += sent
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSOCK, errno.ENOTSUP):
+                raise
+            file.seek(0)
+            while file.read(1 << 22):
+                pass
+    return head
 
 
 def _diagnosed(path: Path, error: Exception) -> _NotASample:
@@ -633,7 +656,7 @@ def _pairing(listing: Listing) -> Pairing:
 
     def tokens_and_mask(index: int) -> tuple[Sequence[int], Sequence[int]] | None:
         try:
-            data = _load(listing.folder / names[index], mapped=True)
+            data = _load(listing.folder / names[index], again=True)
             return data["input_ids"].tolist(), data["loss_mask"].tolist()
         except (KeyError, AttributeError, _NotASample):
             return None
@@ -676,7 +699,7 @@ def judge(
     sizes = [batch_size] if batch_size else [*STOCK_BATCHES]
     if not batch_size and (listing.batch_size or 0) not in range(33):
         sizes.append(listing.batch_size or 0)
-    batches, usual, order_note = _judge_masks(samples, sizes, pairing)
+    batches, usual, order_note = judge_masks(samples, sizes, pairing)
     faults += _mask_faults(samples, batches, usual)
     faults += _twins(samples, difference, notes)
     faults += _first_rows(samples, notes)
@@ -693,12 +716,12 @@ def _own_faults(sample: Sample) -> Iterator[Fault]:
 
     if any(len(shape) != 2 for shape in sample.shapes):
         shapes = Counter(sample.shapes).most_common(2)
-        seen = " and ".join(f"{count} of shape {list(shape)}" for shape, count in shapes)
+        seen = " and ".join(f"{count} tensors of shape {list(shape)}" for shape, count in shapes)
         yield certain(
             Kind.SHAPE,
-            f"has {len(sample.shapes)} tensors, {seen}, for {sample.tokens} tokens; a layer is one"
-            " matrix [tokens, hidden size] (one layer's rows were taken for layers: speculators"
-            " 0.3.0 on vLLM 0.11.1 or later does that).",
+            f"has {seen} for {sample.tokens} tokens; a layer is one matrix [tokens, hidden size]"
+            " (one layer's rows were taken for layers: speculators 0.3.0 on vLLM 0.11.1 or later"
+            " does that).",
         )
     elif not sample.well_formed:
         rows = sorted({shape[0] for shape in sample.shapes})
@@ -989,15 +1012,15 @@ class Masks:
         return tokens != mask or self.fitting.get((index, index)) is False
 
 
-def explained(masks: Masks, start: int, size: int, files: int) -> int | None:
-    """Count the oddities of a would-be batch that its order explains; None if a file contradicts.
+def explained(masks: Masks, start: int, size: int, files: int) -> tuple[int, int] | None:
+    """Count the oddities of a would-be batch that its order explains, and those that it does not.
 
     A prompt's mask stands in the file at the prompt's own place and is cut to that file's tokens,
     so it is as long as the shorter of the prompt and that file; and it fits the prompt's tokens, at
-    ``stock_order``'s place, no worse than the mask that stands there. ``files`` of the batch's
-    ``size`` results are there, the first ones.
+    ``stock_order``'s place, no worse than the mask that stands there. None where a file contradicts
+    that. ``files`` of the batch's ``size`` results are there, the first ones.
     """
-    count = 0
+    count = left = 0
     for place, holder in enumerate(stock_order(size)):
         if holder >= files or start + holder not in masks.lengths:
             continue
@@ -1014,7 +1037,8 @@ def explained(masks: Masks, start: int, size: int, files: int) -> int | None:
         if stored and moved is False:
             return None
         count += mask < room or (stored is False and bool(moved))
-    return count
+        left += stored is False and moved is False
+    return count, left
 
 
 def find_batches(masks: Masks, sizes: Iterable[int] = STOCK_BATCHES) -> list[Batch]:
@@ -1028,12 +1052,14 @@ def find_batches(masks: Masks, sizes: Iterable[int] = STOCK_BATCHES) -> list[Bat
     score: Counter[int] = Counter()
     for size in sizes:
         starts = {index - place for index in odd[:200] for place in range(size)}
-        score[size] = sum(explained(masks, start, size, size) or 0 for start in starts)
+        for start, files in product(starts, (size, size * 3 // 4, size // 2)):
+            count, left = explained(masks, start, size, files) or (0, 0)
+            score[size] += max(0, count - 3 * left)
     best: tuple[int, list[Batch]] | None = None
     for size, count in score.most_common(4):
-        found = _cut(masks, odd, size, None if best is None else best[0]) if count else None
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+        cut = _cut(masks, odd, size, None if best is None else best[0]) if count else None
+        if cut is not None and (best is None or cut[0] < best[0]):
+            best = cut
     return best[1] if best else []
 
 
@@ -1079,28 +1105,24 @@ def _steps(
     tokens, mask = masks.lengths.get(at, (0, 0))
     plain = _WRONG_LENGTH if mask != tokens else _PLAIN_FILE
     yield (_UNUSUAL_FILE if masks.fitting.get((at, at)) is False else plain), None
-    if at + size <= end:
-        count = explained(masks, at, size, size)
-        if count is not None:
-            yield (0 if count else _NO_EVIDENCE), Batch(at, size, size, count)
-    if bisect_left(odd, at) == bisect_left(odd, at + size):
-        return
-    for files in range(2, min(size, end - at + 1)):
-        last = explained(masks, at, files, files) if files > 10 else None
-        if last:
-            yield _LAST_OF_RUN, Batch(at, files, files, last)
-        killed = explained(masks, at, size, files)
-        if killed:
-            yield _KILLED_RUN, Batch(at, size, files, killed)
+    near = bisect_left(odd, at) < bisect_left(odd, at + size)
+    for files in range(2 if near else size, min(size, end - at) + 1):
+        for of, price in ((files, _LAST_OF_RUN), (size, _KILLED_RUN)):
+            found = explained(masks, at, of, files) if of > 10 else None
+            if found is None or (files < size and not found[0]):
+                continue
+            if files == size:
+                price = 0 if found[0] else _NO_EVIDENCE
+            yield price + _UNUSUAL_FILE * found[1], Batch(at, of, files, found[0])
 
 
 def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
     """Settle of which files the right mask is certain, and drop batches that nothing speaks for.
 
     Where the folder has usual tokens before its spans they decide, file by file: the new mask must
-    fit, if it has a span, and the old one must not. Where it has none, lengths alone decide, and
-    only for a whole batch between whole batches, with three masks cut as foretold and no other
-    place to read it.
+    fit and the old one must not, or one of them have no span and the rest speak for it. Where it
+    has none, lengths alone decide, and only for a whole batch between whole batches, with three
+    masks cut as foretold and no other place to read it.
     """
     whole = {batch.start for batch in batches if batch.evidence and batch.files == batch.size}
     outside = {min(masks.lengths), max(masks.lengths) + 1}
@@ -1114,7 +1136,11 @@ def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
             batch = replace(batch, fit_before=_share(before), fit_after=_share(after))
             if batch.borne_out:
                 triples = zip(moved, before, after, strict=True)
-                sure = tuple(i for i, _, new in triples if new is not False and masks.odd(i))
+                sure = tuple(
+                    index
+                    for index, stored, new in triples
+                    if (new and not stored) or (new is not False and masks.odd(index))
+                )
         elif (
             not masks.usual
             and batch.evidence >= 3
@@ -1140,9 +1166,8 @@ def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
 def _read_elsewhere(batch: Batch, masks: Masks) -> bool:
     """Whether lengths also allow a batch of that size that begins inside or ends inside of it."""
     near = range(batch.start - batch.size + 1, batch.start + batch.size)
-    return any(
-        explained(masks, start, batch.size, batch.size) for start in near if start != batch.start
-    )
+    found = (explained(masks, at, batch.size, batch.size) for at in near if at != batch.start)
+    return any(counts is not None and counts[0] for counts in found)
 
 
 def _share(fits: Iterable[bool | None]) -> float:
@@ -1202,9 +1227,8 @@ def _usual(counts: Counter[int], everywhere: Counter[int]) -> frozenset[int]:
 
 def _starts(mask: Sequence[int]) -> list[int]:
     """Return the places at which a run of ones begins."""
-    return [
-        place for place, value in enumerate(mask) if value == 1 and (not place or mask[place - 1] != 1)
-    ]
+    ones = [place for place, value in enumerate(mask) if value == 1]
+    return [place for place in ones if not place or mask[place - 1] != 1]
 
 
 def _before(tokens: Sequence[int], starts: Sequence[int]) -> list[int]:
@@ -1245,7 +1269,7 @@ def _fitting(
     return fitting
 
 
-def _judge_masks(
+def judge_masks(
     samples: Sequence[Sample], sizes: Sequence[int], pairing: Pairing
 ) -> tuple[list[Batch], frozenset[int], str]:
     """Find batches whose loss masks stand with other tokens.
@@ -1269,9 +1293,10 @@ def _judge_masks(
     note = f"{misfits or 'No'} loss masks differ from their tokens in length; "
     if usual:
         named = ", ".join(str(token) for token in sorted(usual)[:4])
-        note += f"{share:.0%} of the trained spans can be read to begin behind usual tokens ({named})"
+        note += f"{share:.0%} of the trained spans begin behind usual tokens ({named})"
+        note += ", as stored or in the order of a batch" if batches else ""
     else:
-        note += "trained spans begin behind no usual tokens, so that their places say nothing"
+        note += "trained spans begin behind no usual token, so that their places say nothing"
     return batches, usual if batches else frozenset(), f"{note}."
 
 
@@ -1364,7 +1389,6 @@ def verify_directory(
     readings: list[Sample | Broken] = []
     size = 0
     try:
-        torch.set_num_threads(1)
         for reading in _read_all(listing, jobs or min(16, 2 * (os.cpu_count() or 1))):
             readings.append(reading)
             size += reading.entry.size
@@ -1402,9 +1426,12 @@ def verify_directory(
 
 def _read_all(listing: Listing, jobs: int) -> Iterator[Sample | Broken]:
     """Yield the readings in order, with a few files under way and no more."""
+    import torch
+
     waiting: deque[Future[Sample | Broken]] = deque()
     entries = iter(listing.entries)
-    with ThreadPoolExecutor(jobs) as pool:
+    # OpenMP counts threads per calling thread: each reader has to be told to compute alone.
+    with ThreadPoolExecutor(jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         try:
             for entry in islice(entries, 2 * jobs):
                 waiting.append(pool.submit(read_sample, listing.folder, entry))

@@ -53,7 +53,10 @@ def models(
         folder = root / f"{name}-{dtype}"
         if not folder.exists():
             paths = environment("0.16.0", "0.3.0")
-            code = "import sys; from vllm_compat.lab.models import make_model; make_model(*sys.argv[1:3], dtype=sys.argv[3])"
+            code = (
+                "import sys; from vllm_compat.lab.models import make_model;"
+                " make_model(*sys.argv[1:3], dtype=sys.argv[3])"
+            )
             done = paths.run(["-c", code, name, folder, dtype], timeout=LIMIT)
             assert done.returncode == 0, done.stderr
         return folder

@@ -21,9 +21,11 @@ def environment() -> EnvironmentPaths:
     return environments.ensure("0.16.0", progress=lambda sentence: print(sentence, file=sys.stderr))
 
 
-@pytest.mark.parametrize("program", ["check_tokenizers.py", "check_reference.py"])
+@pytest.mark.parametrize(
+    "program", ["check_tokenizers.py", "check_reference.py", "check_int4.py", "check_families.py"]
+)
 def test_program(program: str, environment: EnvironmentPaths, tmp_path: Path) -> None:
-    done = environment.run([PROGRAMS / program, tmp_path], timeout=300)
+    done = environment.run([PROGRAMS / program, tmp_path], timeout=600)
     assert done.returncode == 0, done.stderr
 
 

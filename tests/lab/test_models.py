@@ -94,6 +94,7 @@ def test_importing_the_lab_imports_no_heavy_package() -> None:
     program = (
         "import sys\n"
         "import vllm_compat.lab.models, vllm_compat.lab.reference, vllm_compat.lab.environments\n"
+        "import vllm_compat.lab.families\n"
         "print({'torch', 'transformers', 'vllm', 'wrapt', 'packaging'} & set(sys.modules))"
     )
     source = str(Path(models.__file__).parents[2])

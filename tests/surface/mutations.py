@@ -1,7 +1,7 @@
 """Synthetic nightlies: a surface with one thing changed, and an oracle for what that breaks.
 
-The oracle asks ``inspect`` whether a call binds, and where each argument lands; it shares no code with
-:mod:`vllm_compat.drift`.
+The oracle asks ``inspect`` whether a call binds, and where each argument lands; it shares no code
+with :mod:`vllm_compat.drift`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Mutated(Surface):
         if any(below(path, top) for top in self.hidden):
             return None
         symbol = self.base.resolve(path)
-        if symbol is None or any(below(symbol.path, top) for top in self.hidden):
+        if symbol is None:
             return None
         if symbol.path in self.signatures:
             return replace(symbol, signature=self.signatures[symbol.path])

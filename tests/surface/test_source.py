@@ -412,6 +412,18 @@ class TestModules:
         found = SourceSurface.at(packages.write(tmp_path, {"m.py": source}))
         assert parameters(found, "vllm.m.f") == ["a", "b?"]
 
+    def test_an_overload_counts_where_no_definition_follows(self, tmp_path: Path) -> None:
+        source = """
+            from typing import Protocol, overload
+            class P(Protocol):
+                @overload
+                def f(self, a: int) -> int: ...
+                @overload
+                def f(self, a: int, *, b: int) -> str: ...
+        """
+        found = SourceSurface.at(packages.write(tmp_path, {"m.py": source}))
+        assert parameters(found, "vllm.m.P.f") == ["a", "b"]
+
     def test_a_bare_result_instead_of_a_list_is_seen(self, tmp_path: Path) -> None:
         source = """
             class E:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_compat.contract import CallSite, Contract
 from vllm_compat.drift import Finding, FindingKind
@@ -121,3 +122,24 @@ def sites_of(findings: Iterable[Finding]) -> tuple[CallSite, ...]:
         for site in finding.sites:
             seen.setdefault(site)
     return tuple(seen)
+
+
+def lacks(parameter: str) -> Callable[[Any], str | None]:
+    """Return a check that the live callable takes no such keyword, as the plan read from source."""
+
+    def confirm(live: Any) -> str | None:
+        parameters = inspect.signature(live).parameters.values()
+        accepted = any(p.name == parameter or p.kind is p.VAR_KEYWORD for p in parameters)
+        return f"it takes {parameter}, and the plan says that it does not" if accepted else None
+
+    return confirm
+
+
+def takes(parameter: str) -> Callable[[Any], str | None]:
+    """Return a check that the live callable takes such a keyword, as the plan read from source."""
+
+    def confirm(live: Any) -> str | None:
+        missing = lacks(parameter)(live) is None
+        return f"it takes no {parameter}, and the plan says that it does" if missing else None
+
+    return confirm

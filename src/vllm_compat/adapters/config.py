@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.base import Adapter, Case, Need, takes
 from vllm_compat.drift import FindingKind
 from vllm_compat.engine import current_build, is_downstream
 
@@ -41,7 +41,9 @@ class IsEncoderDecoder(Adapter):
             kwargs.setdefault("is_encoder_decoder", False)
             return wrapped(*args, **kwargs)
 
-        transaction.wrap("vllm.config:SchedulerConfig.__init__", supply)
+        transaction.wrap(
+            "vllm.config:SchedulerConfig.__init__", supply, confirm=takes("is_encoder_decoder")
+        )
 
 
 class BlockSizeByBackend(Adapter):
@@ -49,7 +51,7 @@ class BlockSizeByBackend(Adapter):
 
     name = "config.block_size"
     target = "vllm.config.CacheConfig.__init__"
-    vllm = ">=0.28.0"
+    vllm = ">=0.29.0"
     downstream = "<0.5"
     changed = (
         "Attention backends state the block sizes that they take, and refuse others; without a given"

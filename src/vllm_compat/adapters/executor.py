@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
@@ -124,8 +125,6 @@ def _in_input_order(states: dict[str, list[Any]]) -> list[Any]:
     Raises:
         GuardError: A request has no rows, or another number than its prompt has tokens.
     """
-    import torch
-
     call = current_call()
     if call is None:
         raise GuardError("Captured states were fetched outside of a generate() call.")
@@ -137,4 +136,31 @@ def _in_input_order(states: dict[str, list[Any]]) -> list[Any]:
                 f" {rows or 'no'} rows; nothing of this batch may be used."
             )
     layers = zip(*(states[request_id] for request_id in call.prompts), strict=True)
-    return [torch.cat(layer) for layer in layers]
+    return [_Rows(layer) for layer in layers]
+
+
+class _Rows:
+    """One layer's rows of all requests, one after another, without putting them together.
+
+    The downstream only ever takes the slice of one request, ``rows[offset : offset + length]``,
+    which is then that request's own tensor; any other slice is put together for it.
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self._parts: dict[tuple[int, int], Any] = {}
+        offset = 0
+        for part in parts:
+            self._parts[offset, offset + len(part)] = part
+            offset += len(part)
+        self._length = offset
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, rows: slice) -> Any:
+        part = self._parts.get((rows.start, rows.stop)) if rows.step is None else None
+        if part is not None:
+            return part
+        import torch
+
+        return torch.cat(list(self._parts.values()))[rows]

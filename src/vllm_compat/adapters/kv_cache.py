@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.base import Adapter, Case, Need, lacks
 from vllm_compat.drift import FindingKind
 from vllm_compat.engine import current_build
 from vllm_compat.errors import PatchError
@@ -21,12 +21,12 @@ class SpecsArgument(Adapter):
 
     name = "kv_cache.specs_argument"
     target = "get_kv_cache_config_from_groups, as the downstream binds it"
-    vllm = ">=0.12.0"
+    vllm = ">=0.12.0,<0.29.0"
     downstream = "<0.4"
     changed = "0.12.0 dropped the argument: the groups hold the specs."
     relies = "Passes kv_cache_specs=…, as 0.11 wanted it."
     does = "Leaves the argument out where the function no longer takes it."
-    until = "speculators 0.3.0 is out of use."
+    until = "speculators 0.3.0 is out of use, or vLLM 0.28: later releases plan by kv_cache.engine_core."
     shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: unexpected keyword argument"
 
     def need(self, case: Case) -> Need | None:
@@ -41,7 +41,9 @@ class SpecsArgument(Adapter):
             return wrapped(*args, **kwargs)
 
         transaction.wrap(
-            f"{plan.roles.generator_module}:get_kv_cache_config_from_groups", drop
+            f"{plan.roles.generator_module}:get_kv_cache_config_from_groups",
+            drop,
+            confirm=lacks("kv_cache_specs"),
         )
 
 

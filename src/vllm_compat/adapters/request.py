@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.base import Adapter, Case, Need, lacks
 from vllm_compat.drift import FindingKind
 
 if TYPE_CHECKING:
@@ -38,4 +38,6 @@ class EosTokenId(Adapter):
             kwargs.pop("eos_token_id", None)
             return wrapped(*args, **kwargs)
 
-        transaction.wrap("vllm.v1.request:Request.__init__", drop)
+        transaction.wrap(
+            "vllm.v1.request:Request.__init__", drop, confirm=lacks("eos_token_id")
+        )

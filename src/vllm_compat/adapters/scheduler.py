@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.base import Adapter, Case, Need, takes
 from vllm_compat.drift import FindingKind
 from vllm_compat.engine import belongs, current_call
 from vllm_compat.errors import CapacityError
@@ -60,7 +60,9 @@ class BlockSize(Adapter):
                 kwargs["block_size"] = config.cache_config.block_size
             return wrapped(*args, **kwargs)
 
-        transaction.wrap("vllm.v1.core.sched.scheduler:Scheduler.__init__", supply)
+        transaction.wrap(
+            "vllm.v1.core.sched.scheduler:Scheduler.__init__", supply, confirm=takes("block_size")
+        )
 
 
 @dataclass

@@ -75,7 +75,8 @@ class Capture(Adapter):
             stock = None
             if plan.environment.capture == "stock":
                 stock = (sys.modules[module], lambda: wrapped(*args, **kwargs))
-            setattr(instance, _KEY, Capture(instance, layer_ids, stock=stock))
+            shared = plan.environment.transfer != "rpc"
+            setattr(instance, _KEY, Capture(instance, layer_ids, stock=stock, shared=shared))
 
         def reset(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             getattr(instance, _KEY).reset()

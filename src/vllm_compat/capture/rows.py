@@ -76,12 +76,16 @@ class RowStore:
                     f"Request {span.request_id} continues at token {span.start}, but only {have} of"
                     " its rows were captured: a cached prefix or a lost step."
                 )
-            parts = self.chunks.setdefault(span.request_id, [])
-            if span.start < have:
-                _truncate(parts, span.start)
-            parts.append([tensor[offset : offset + span.count] for tensor in captured])
+            self.keep(span, have, [tensor[offset : offset + span.count] for tensor in captured])
             self.rows[span.request_id] = span.start + span.count
             offset += span.count
+
+    def keep(self, span: Span, have: int, parts: Sequence[Any]) -> None:
+        """Keep one request's rows of one step, of which it has ``have`` already."""
+        chunks = self.chunks.setdefault(span.request_id, [])
+        if span.start < have:
+            _truncate(chunks, span.start)
+        chunks.append(list(parts))
 
     def collect(self, join: Callable[[Sequence[Any]], Any]) -> dict[str, list[Any]]:
         """Return ``{request id: [one joined tensor a layer]}`` and forget everything."""

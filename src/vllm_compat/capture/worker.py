@@ -10,6 +10,7 @@ from typing import Any
 from vllm_compat.capture import stock_loop
 from vllm_compat.capture.layers import decoder, residual_stream
 from vllm_compat.capture.rows import RowStore, Span, spans_of
+from vllm_compat.capture.transfer import SharedRowStore, SharedStates, Values
 from vllm_compat.errors import GuardError
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Capture:
         layer_ids: Sequence[int],
         *,
         stock: tuple[ModuleType, Callable[[], Any]] | None = None,
+        shared: bool = True,
     ) -> None:
         self.runner = extension.model_runner
         self.layer_ids = tuple(layer_ids)
@@ -44,7 +46,12 @@ class Capture:
         self._captured: dict[int, Any] = {}
         self._spans: tuple[Span, ...] | None = None
         self._failure: str | None = None
-        self.store = RowStore(len(self.unique_ids))
+        self.store: RowStore | SharedRowStore = (
+            SharedRowStore(len(self.unique_ids), self.runner.device)
+            if shared
+            else RowStore(len(self.unique_ids))
+        )
+        self._values = Values()
         count = extension.vllm_config.model_config.hf_text_config.num_hidden_layers
         if stock:
             module, setup = stock
@@ -103,7 +110,11 @@ class Capture:
             if missing:
                 raise GuardError(f"A step ended without the layers {missing}.")
             assert self._spans is not None
-            self.store.add(self._spans, [self._captured[i] for i in self.unique_ids])
+            captured = [self._captured[i] for i in self.unique_ids]
+            self._values.look(self._spans, captured)
+            if isinstance(self.store, SharedRowStore):
+                self.store.expect({r.req_id: _length(r) for r in step.scheduled_new_reqs})
+            self.store.add(self._spans, captured)
         except GuardError as error:
             self._failure = str(error)
         finally:
@@ -143,9 +154,10 @@ class Capture:
     def reset(self) -> None:
         """Forget what was captured; the next batch begins."""
         self.store.clear()
+        self._values = Values()
         self._failure = None
 
-    def states(self) -> dict[str, list[Any]] | None:
+    def states(self) -> dict[str, list[Any]] | SharedStates | None:
         """Return ``{request id: [CPU tensor [tokens, hidden] per layer asked for]}``; forget it.
 
         None on ranks that do not capture.
@@ -161,15 +173,25 @@ class Capture:
             failure = self._failure
             self.reset()
             raise GuardError(failure)
+        place = {layer_id: i for i, layer_id in enumerate(self.unique_ids)}
+        if fault := self._values.judge(self.unique_ids):
+            self.reset()
+            raise GuardError(fault)
+        if isinstance(self.store, SharedRowStore):
+            return self.store.shared([place[layer_id] for layer_id in self.layer_ids])
         # The rows leave the device here. vLLM may pickle a reply in another thread (asynchronous
         # scheduling), whose stream knows nothing of this one: a tensor still on the device would
         # be read there before it is written.
         collected = self.store.collect(lambda parts: torch.cat(list(parts)).cpu())
-        place = {layer_id: i for i, layer_id in enumerate(self.unique_ids)}
         return {
             request_id: [layers[place[layer_id]] for layer_id in self.layer_ids]
             for request_id, layers in collected.items()
         }
+
+
+def _length(request: Any) -> int:
+    """Return the number of prompt tokens of a new request, as the scheduler hands it over."""
+    return len(request.prompt_token_ids)
 
 
 def batch_order(runner: Any) -> Callable[[], list[str]]:

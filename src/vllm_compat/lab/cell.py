@@ -93,6 +93,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--already", action="store_true", help="the launcher has called apply()")
     parser.add_argument("--without", action="append", default=[], help="switch an adapter off")
     parser.add_argument("--capture", default="auto")
+    parser.add_argument("--transfer", default="auto")
     parser.add_argument("--scenario", action="append", default=[], help="only these scenarios")
     parser.add_argument("--repeat", type=int, default=0, help="calls of the throughput measurement")
     return parser.parse_args(argv)
@@ -103,7 +104,9 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
 
     def apply() -> None:
         if not options.stock and not options.already:
-            vllm_compat.apply(capture=options.capture, without=options.without)
+            vllm_compat.apply(
+                capture=options.capture, transfer=options.transfer, without=options.without
+            )
         status = vllm_compat.status()
         if status.plan is not None:
             record["plan"] = json.loads(status.plan.dumps())
@@ -282,7 +285,8 @@ def _judge(
     worst = 0.0
     wrong = []
     # Layers before the first router: their rows are exact even where a router chose differently.
-    routed = text.get("n_routed_experts")
+    names = ("n_routed_experts", "num_experts", "num_local_experts")
+    routed = any(text.get(name) for name in names)
     unrouted = [i for i, k in enumerate(layer_ids) if k < text.get("first_k_dense_replace", 0)]
     for name, prompts in scenarios.items():
         reference = reference_hidden_states(options.model, prompts, layer_ids)

@@ -2,9 +2,10 @@
 
 Three architectures: ``llama``; ``deepseek_v3`` (multi-head latent attention, mixture of experts,
 YaRN); ``kimi_k25`` (the same decoder nested under ``language_model.`` beside a vision tower, with
-its own configuration, image processor and slow tokenizer as remote code). Dimensions that attention
+its own configuration, image processor and slow tokenizer as remote code), and ``kimi_k25_int4``,
+whose routed experts are quantised as the published checkpoint's are. Dimensions that attention
 kernels care about (64, 128, 512) are the real models' own, the others are small, so that a real
-vLLM runs each of them on two CPU cores within seconds.
+vLLM runs each of them on two CPU cores within seconds. Other families: `vllm_compat.lab.families`.
 
 The same arguments give the same bytes: weights are drawn as multiples of 2**-24 from a seeded
 generator, which every torch build computes alike, and nothing depends on time or place.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +27,7 @@ from vllm_compat.lab import byte_pairs
 if TYPE_CHECKING:
     import torch
 
-MODEL_NAMES = ("llama", "deepseek_v3", "kimi_k25")
+MODEL_NAMES = ("llama", "deepseek_v3", "kimi_k25", "kimi_k25_int4")
 
 MERGES = 256
 BYTE_PAIR_TOKENS = 256 + MERGES
@@ -117,7 +119,9 @@ def make_model(
     `dtype` is the checkpoint's (``float32``, ``bfloat16`` or ``float16``). `heads` counts attention
     heads and bounds the tensor-parallel size (Llama has half as many key-value heads); `experts`
     and `dense_layers` are for the mixture-of-experts models, whose first `dense_layers` layers have
-    none. Existing files of the same names are replaced. Needs torch and safetensors.
+    none. Existing files of the same names are replaced. ``kimi_k25_int4`` keeps its routed experts
+    in 4 bits with scales of `dtype`; vLLM's Marlin kernel takes it on up to two tensor-parallel
+    ranks. Needs torch and safetensors.
     """
     if name not in MODEL_NAMES:
         raise UsageError(
@@ -146,7 +150,7 @@ def make_model(
     elif name == "deepseek_v3":
         config = _deepseek(shape, weights)
     else:
-        config = _kimi(shape, weights)
+        config = _kimi(shape, weights, int4=name == "kimi_k25_int4")
         _write_json(out / "preprocessor_config.json", _IMAGE_PROCESSOR)
         for file in _REMOTE_CODE:
             shutil.copyfile(Path(__file__).parent / "remote_code" / file, out / file)
@@ -161,7 +165,7 @@ def make_model(
             "pad_token_id": special_token_id("[PAD]"),
         },
     )
-    if name == "kimi_k25":
+    if config["model_type"] == "kimi_k25":
         write_slow_tokenizer(out)
     else:
         write_fast_tokenizer(out)
@@ -215,11 +219,61 @@ class _Weights:
         if bias:
             self.draw(f"{name}.bias", size, scale=0.02)
 
-    def mlp(self, name: str, hidden_size: int, inner: int) -> None:
+    def int4(self, name: str, outputs: int, inputs: int) -> None:
+        """Add a projection of 4-bit weights, packed, with one scale for `INT4_GROUP` inputs."""
+        import torch
+
+        places = torch.rand(outputs, inputs, generator=self._generator)
+        # All sixteen values are drawn alike; their standard deviation is sqrt(255 / 12).
+        scale = inputs**-0.5 / (255 / 12) ** 0.5
+        self.tensors[f"{name}.weight_packed"] = pack_int4((places * 16).to(torch.int8) - 8)
+        self.draw(
+            f"{name}.weight_scale",
+            outputs,
+            inputs // INT4_GROUP,
+            scale=0.3 * scale,
+            around=scale,
+        )
+        self.tensors[f"{name}.weight_shape"] = torch.tensor([outputs, inputs], dtype=torch.int32)
+
+    def mlp(self, name: str, hidden_size: int, inner: int, int4: bool = False) -> None:
         """Add a gated feed-forward block."""
-        self.linear(f"{name}.gate_proj", inner, hidden_size)
-        self.linear(f"{name}.up_proj", inner, hidden_size)
-        self.linear(f"{name}.down_proj", hidden_size, inner)
+        add = self.int4 if int4 else self.linear
+        add(f"{name}.gate_proj", inner, hidden_size)
+        add(f"{name}.up_proj", inner, hidden_size)
+        add(f"{name}.down_proj", hidden_size, inner)
+
+
+def pack_int4(values: torch.Tensor) -> torch.Tensor:
+    """Pack whole numbers from -8 to 7 as compressed-tensors' ``pack-quantized`` format does.
+
+    Eight neighbours of a row make one int32, the first of them its lowest four bits; each is stored
+    as the unsigned number that is 8 greater, so that no zero point is needed.
+    """
+    import torch
+
+    rows, columns = values.shape
+    nibbles = (values.to(torch.int32) + 8).view(rows, columns // 8, 8)
+    packed = torch.zeros(rows, columns // 8, dtype=torch.int32)
+    for place in range(8):
+        packed |= nibbles[:, :, place] << 4 * place
+    return packed
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """Return what `pack_int4` has packed, as int8."""
+    import torch
+
+    nibbles = torch.stack([packed >> 4 * place & 15 for place in range(8)], dim=-1)
+    return (nibbles - 8).flatten(start_dim=-2).to(torch.int8)
+
+
+def dequantise_int4(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return the float32 weights that packed values and their groups' scales stand for."""
+    import torch
+
+    values = unpack_int4(packed).to(torch.float32)
+    return values * scale.to(torch.float32).repeat_interleave(INT4_GROUP, dim=1)
 
 
 def _common(shape: Shape) -> dict[str, Any]:
@@ -269,7 +323,12 @@ def _llama(shape: Shape, weights: _Weights) -> dict[str, Any]:
 
 
 def _deepseek(
-    shape: Shape, weights: _Weights, prefix: str = "", theta: float = 10000.0, factor: float = 2.5
+    shape: Shape,
+    weights: _Weights,
+    prefix: str = "",
+    theta: float = 10000.0,
+    factor: float = 2.5,
+    int4: bool = False,
 ) -> dict[str, Any]:
     """Draw a DeepSeek-V3 decoder, its names behind `prefix`, and return its configuration.
 
@@ -299,7 +358,7 @@ def _deepseek(
             f"{here}.mlp.gate.e_score_correction_bias", shape.experts, scale=0.05, float32=True
         )
         for expert in range(shape.experts):
-            weights.mlp(f"{here}.mlp.experts.{expert}", hidden, inner)
+            weights.mlp(f"{here}.mlp.experts.{expert}", hidden, inner, int4=int4)
         weights.mlp(f"{here}.mlp.shared_experts", hidden, inner)
     weights.norm(f"{prefix}model.norm", hidden)
     weights.linear(f"{prefix}lm_head", VOCABULARY, hidden)
@@ -364,10 +423,47 @@ _IMAGE_PROCESSOR = {
 }
 
 
-def _kimi(shape: Shape, weights: _Weights) -> dict[str, Any]:
+INT4_GROUP = 32
+# What the published checkpoint has: the ignored names leave the routed experts alone.
+_INT4_CONFIG: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "group",
+                "group_size": INT4_GROUP,
+                "dynamic": False,
+                "actorder": None,
+                "block_structure": None,
+                "observer": "minmax",
+                "observer_kwargs": {},
+            },
+            "input_activations": None,
+            "output_activations": None,
+        }
+    },
+    "ignore": [
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
+    ],
+    "kv_cache_scheme": None,
+}
+
+
+def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]:
     """Draw a Kimi-K2.5 and return its configuration."""
-    text = _deepseek(shape, weights, "language_model.", theta=50000.0, factor=2.827)
+    text = _deepseek(shape, weights, "language_model.", theta=50000.0, factor=2.827, int4=int4)
     text["model_type"] = "kimi_k2"
+    if int4:
+        text["quantization_config"] = _INT4_CONFIG
     # As many heads as the decoder: tensor-parallel ranks share both.
     heads, blocks, grid = shape.heads, 2, 8
     width, inner = 32 * heads, 64 * heads
@@ -443,7 +539,7 @@ def ranks() -> dict[bytes, int]:
     return dict(_ranks())
 
 
-def _tokenizer_config() -> dict[str, Any]:
+def _tokenizer_config(special: Mapping[int, str]) -> dict[str, Any]:
     """Return what the two tokenizers' configurations have in common."""
     return {
         "added_tokens_decoder": {
@@ -455,7 +551,7 @@ def _tokenizer_config() -> dict[str, Any]:
                 "single_word": False,
                 "special": name not in _VISIBLE,
             }
-            for offset, name in SPECIAL_TOKENS.items()
+            for offset, name in sorted(special.items())
         },
         "bos_token": "[BOS]",
         "eos_token": "[EOS]",
@@ -477,20 +573,22 @@ def write_slow_tokenizer(out_dir: str | Path) -> None:
     (out / "tiktoken.model").write_text(byte_pairs.dump(_ranks()), encoding="ascii")
     code = "tokenization_kimi.py"
     shutil.copyfile(Path(__file__).parent / "remote_code" / code, out / code)
-    config = _tokenizer_config()
+    config = _tokenizer_config(SPECIAL_TOKENS)
     config["tokenizer_class"] = "TikTokenTokenizer"
     config["auto_map"] = {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}
     _write_json(out / "tokenizer_config.json", config)
 
 
-def write_fast_tokenizer(out_dir: str | Path) -> None:
+def write_fast_tokenizer(out_dir: str | Path, more: Mapping[int, str] | None = None) -> None:
     """Write a fast tokenizer with the same vocabulary, special tokens and chat template.
 
-    It gives the same ids as the slow one, and offsets besides.
+    It gives the same ids as the slow one, and offsets besides. `more` names reserved places of the
+    special block, for models that need tokens which Kimi has not.
     """
     out = Path(out_dir)
     table = _ranks()
-    named = {BYTE_PAIR_TOKENS + offset: name for offset, name in SPECIAL_TOKENS.items()}
+    special = {**SPECIAL_TOKENS, **(more or {})}
+    named = {BYTE_PAIR_TOKENS + offset: name for offset, name in sorted(special.items())}
     block = range(BYTE_PAIR_TOKENS, VOCABULARY)
     vocabulary = {byte_pairs.token_name(token): rank for token, rank in table.items()}
     vocabulary.update({named.get(index, f"<|reserved_token_{index}|>"): index for index in block})
@@ -547,7 +645,7 @@ def write_fast_tokenizer(out_dir: str | Path) -> None:
             },
         },
     )
-    config = _tokenizer_config()
+    config = _tokenizer_config(special)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     _write_json(out / "tokenizer_config.json", config)
 

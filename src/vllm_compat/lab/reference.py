@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import UsageError
+from vllm_compat.lab.families import minicpm_as_granite
+from vllm_compat.lab.models import dequantise_int4
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +70,7 @@ def reference_hidden_states(
     """Return for each prompt, for each layer id, a tensor ``[tokens, hidden_size]``.
 
     Each prompt runs alone, without a cache and with eager attention, through transformers' own
-    class. For Kimi-K2.5 the text model is used. Needs torch and transformers.
+    class. Of Kimi-K2.5 and of vision models the text path is used. Needs torch and transformers.
     """
     return reference_run(model_dir, token_ids, layer_ids, dtype).hidden_states
 
@@ -84,7 +86,7 @@ def reference_run(
     import transformers
 
     with _text_model(Path(model_dir)) as (folder, config):
-        count = config["num_hidden_layers"]
+        count = config.get("text_config", config)["num_hidden_layers"]
         for layer in layer_ids:
             if not 0 <= layer < count:
                 raise UsageError(
@@ -105,8 +107,9 @@ def reference_run(
 
             return hook
 
+        layers = _decoder_layers(model, count)
         for layer in set(layer_ids):
-            model.model.layers[layer].register_forward_hook(keep(layer))
+            layers[layer].register_forward_hook(keep(layer))
         hidden_states: list[list[Tensor]] = []
         logits: list[Tensor] = []
         with torch.inference_mode():
@@ -118,14 +121,48 @@ def reference_run(
     return Reference(hidden_states, logits)
 
 
+def _decoder_layers(model: Any, count: int) -> Any:
+    """Return the list of a model's decoder layers, found by its length.
+
+    Lists inside a layer (a mixture's experts) and those of a vision tower don't count.
+    """
+    from torch import nn
+
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.ModuleList)
+            and len(module) == count
+            and not {"visual", "vision_tower"} & set(name.split("."))
+            and not any(name.startswith(f"{outer}.") for outer in found)
+        ):
+            found[name] = module
+    if len(found) != 1:
+        raise UsageError(
+            f"Cannot tell the {count} decoder layers of {type(model).__name__}: {sorted(found)}."
+        )
+    return next(iter(found.values()))
+
+
 @contextmanager
 def _text_model(model_dir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield a folder that transformers' own class loads, and its configuration.
 
-    That is the model's own folder, except for Kimi-K2.5: there the text model is written into a
-    temporary folder under the names and the model type that ``DeepseekV3ForCausalLM`` has.
+    That is the model's own folder, except for models that transformers lacks. Of Kimi-K2.5 the text
+    model is written into a temporary folder under the names and the model type that
+    ``DeepseekV3ForCausalLM`` has, with 4-bit experts as the float32 weights that they stand for;
+    MiniCPM is given Granite's configuration.
     """
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] == "minicpm":
+        granite = minicpm_as_granite(config)
+        with tempfile.TemporaryDirectory(prefix="vllm-compat-reference-") as temporary:
+            folder = Path(temporary)
+            for file in model_dir.glob("*.safetensors"):
+                (folder / file.name).symlink_to(file.absolute())
+            (folder / "config.json").write_text(json.dumps(granite), encoding="utf-8")
+            yield folder, granite
+        return
     if config["model_type"] != "kimi_k25":
         yield model_dir, config
         return
@@ -134,6 +171,7 @@ def _text_model(model_dir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     from safetensors.torch import save_file
 
     text = {**config["text_config"], "model_type": "deepseek_v3"}
+    text.pop("quantization_config", None)
     with tempfile.TemporaryDirectory(prefix="vllm-compat-reference-") as temporary:
         weights = {}
         for file in sorted(model_dir.glob("*.safetensors")):
@@ -141,6 +179,10 @@ def _text_model(model_dir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
                 for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                     if name.startswith(_KIMI_PREFIX):
                         weights[name.removeprefix(_KIMI_PREFIX)] = tensors.get_tensor(name)
+        for packed in [name for name in weights if name.endswith(".weight_packed")]:
+            name = packed.removesuffix("_packed")
+            del weights[f"{name}_shape"]
+            weights[name] = dequantise_int4(weights.pop(packed), weights.pop(f"{name}_scale"))
         folder = Path(temporary)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(text), encoding="utf-8")

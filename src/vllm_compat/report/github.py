@@ -45,7 +45,7 @@ def _sentences(judged: Judged) -> Iterator[str]:
     yield judged.finding.detail
     since = words.dated(judged)
     if since:
-        yield f"Since {since}." if since[0].isdigit() else f"{since.capitalize()}."
+        yield f"Since {since}." if since[0].isdigit() else f"{since[0].upper()}{since[1:]}."
     yield f"Repair: {words.repair(judged)}."
 
 

@@ -34,8 +34,10 @@ class Standing(str, Enum):
     """What becomes of a finding.
 
     ``repaired``: an adapter of the plan makes it disappear. ``guarded``: it fits for some of the
-    values that may come, and a guard looks at each. ``possible``: nothing repairs it, and whether
-    it is met depends on the run. ``unmet``: nothing repairs it, and it is sure to be met.
+    values that may come, and a guard looks at each. ``possible``: nothing repairs it, and source
+    alone can't tell whether it is met: that depends on the run, or the call site fits no release at
+    all, so that the downstream must do something about it that was not seen. ``unmet``: nothing
+    repairs it, and it is sure to be met.
     """
 
     REPAIRED = "repaired"
@@ -48,15 +50,20 @@ class Standing(str, Enum):
 class Dating:
     """When a finding came, as far as the recorded releases tell.
 
-    ``since`` is the first release of those that lead up to the checked one and have it,
-    ``fitted_last`` the release before, where the call site still fitted; None where it fits no
-    recorded release up to here. ``fits_from`` is then the first later one that it does fit: what
-    was checked is too old for it.
+    ``since`` is the first release of those that lead up to the checked one and have it;
+    ``fitted_last`` the newest release before in which nothing at all was against its call sites,
+    None where there is none. ``fits_from`` is then the first later one of that kind: what was
+    checked is too old.
     """
 
     since: str | None = None
     fitted_last: str | None = None
     fits_from: str | None = None
+
+    @property
+    def fits_nowhere(self) -> bool:
+        """Whether no recorded release fits the call sites."""
+        return self.since is not None and self.fitted_last is None and self.fits_from is None
 
 
 @dataclass(frozen=True)

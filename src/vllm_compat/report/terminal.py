@@ -42,9 +42,9 @@ def _table(*titles: str) -> Table:
 
 def _pair(pair: Pair, console: Console) -> None:
     colour = _COLOURS[pair.verdict]
-    head = Text(f"{words.MARKS[pair.verdict]} {pair.title}: ", style="bold")
-    head.append(pair.verdict.value, style=f"bold {colour}")
-    console.print(head.append(f". {pair.reason}", style="default"))
+    head = (f"{words.MARKS[pair.verdict]} {pair.title}: ", "bold")
+    verdict = (pair.verdict.value, f"bold {colour}")
+    console.print(Text.assemble(head, verdict, f". {pair.reason}"))
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
@@ -58,6 +58,9 @@ def _pair(pair: Pair, console: Console) -> None:
     console.print(facts)
     if pair.findings:
         table = _table("finding", "since", "repair")
+        table.columns[0].ratio, table.columns[2].ratio = 3, 1
+        table.columns[1].no_wrap = True
+        table.expand = True
         for standing in reversed(Standing):
             for judged in pair.standing(standing):
                 table.add_row(*_finding(judged))
@@ -73,19 +76,17 @@ def _pair(pair: Pair, console: Console) -> None:
 
 
 def _finding(judged: Judged) -> tuple[Text, Text, Text]:
-    finding = judged.finding
-    text = Text(words.heading(finding), style=f"bold {_STANDINGS[judged.standing]}")
-    text.append(f"\n{words.sites(finding)}", style="not bold dim")
-    text.append(f"\n{finding.detail}", style="not bold default")
+    finding, colour = judged.finding, _STANDINGS[judged.standing]
+    text = Text.assemble(
+        (words.heading(finding), f"bold {colour}"),
+        (f"\n{words.sites(finding)}", "dim"),
+        f"\n{finding.detail}",
+    )
     if finding.seen:
-        text.append(f"\n{words.abridged(finding, 120)}", style="not bold italic default")
+        text.append(f"\n{words.abridged(finding, 120)}", style="italic")
     dating = judged.dating
-    if dating.fitted_last or dating.since is None:
-        since = Text(dating.since or "")
-    else:
-        since = Text(f"until {dating.fits_from}" if dating.fits_from else "always")
-    repair = Text(words.repair(judged), style=_STANDINGS[judged.standing])
-    return text, since, repair
+    since = Text(f"before {dating.fits_from}" if dating.fits_from else dating.since or "")
+    return text, since, Text(words.repair(judged), style=colour)
 
 
 def _matrix(report: Report, console: Console) -> None:

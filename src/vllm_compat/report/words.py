@@ -17,8 +17,8 @@ MARKS = {
 }
 
 STANDINGS = {
-    Standing.GUARDED: "no adapter; a guard looks at each value and stops the run where it misfits",
-    Standing.POSSIBLE: "no adapter; whether it is met depends on the run",
+    Standing.GUARDED: "no adapter; a guard looks at each value",
+    Standing.POSSIBLE: "no adapter; it depends on the run",
     Standing.UNMET: "no adapter repairs it",
 }
 
@@ -30,6 +30,8 @@ def count(number: int, noun: str) -> str:
 
 def repair(judged: Judged) -> str:
     """Say which adapters repair a finding, or plainly that none does."""
+    if judged.standing is Standing.POSSIBLE and judged.dating.fits_nowhere:
+        return "no adapter; it fits no release, so the downstream may see to it itself"
     return ", ".join(judged.adapters) or STANDINGS[judged.standing]
 
 
@@ -41,8 +43,8 @@ def dated(judged: Judged) -> str:
     if dating.fitted_last is not None:
         return f"{dating.since} ({dating.fitted_last} fits)"
     if dating.fits_from is not None:
-        return f"always until {dating.fits_from}, the first release that fits"
-    return "always: no recorded release fits"
+        return f"too old here: {dating.fits_from} is the first release that fits"
+    return f"{dating.since}; no recorded release fits"
 
 
 def changes(judged: Judged) -> tuple[str, ...]:
@@ -71,18 +73,19 @@ def adapters_title(pair: Pair) -> str:
 
 def heading(finding: Finding) -> str:
     """Return a finding's kind and object, ``parameter removed: Request(eos_token_id)``."""
-    last = finding.symbol.rpartition(".")[2]
-    whole = finding.kind in (
-        FindingKind.MODULE_MISSING,
-        FindingKind.NAME_MOVED,
-        FindingKind.NAME_MISSING,
-    )
-    if whole:
+    owner, _, last = finding.symbol.rpartition(".")
+    outer = owner.rpartition(".")[2]
+    if outer[:1].isupper():
+        last = f"{outer}.{last}"  # a method, named with its class
+    name = finding.name
+    if finding.kind is FindingKind.MODULE_MISSING:
+        about = f"{finding.symbol}, for {name}" if name else finding.symbol
+    elif finding.kind in (FindingKind.NAME_MOVED, FindingKind.NAME_MISSING):
         about = finding.symbol
     elif finding.kind in (FindingKind.ATTRIBUTE_MISSING, FindingKind.NAME_TAKEN):
-        about = f"{last}.{finding.name}"
+        about = f"{last}.{name}"
     else:
-        about = f"{last}({finding.name or ''})" if finding.name else f"{last}(…)"
+        about = f"{last}({name or '…'})"
     return f"{finding.kind.value}: {about}"
 
 

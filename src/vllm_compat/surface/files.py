@@ -1,16 +1,15 @@
-"""Where Python source lies: a folder, an installed package, a wheel, an sdist. Never run."""
+"""Where Python source lies: a folder, an installed package, a wheel, an sdist. Never run.
+
+Modules for archives, digests and other interpreters are imported where they are used: most checks
+need none of them, and they would be a tenth of a check's time.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
 import re
-import subprocess
-import tarfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +38,7 @@ class Tree:
         raise NotImplementedError
 
     def folder_has_source(self, folder: str) -> bool:
-        """Whether a folder directly holds Python source (a namespace package)."""
+        """Whether there is Python source below a folder (a namespace package)."""
         raise NotImplementedError
 
     def digest(self) -> str:
@@ -75,12 +74,12 @@ class FolderTree(Tree):
                 yield prefix + name
 
     def folder_has_source(self, folder: str) -> bool:
-        try:
-            return any(name.endswith(".py") for name in os.listdir(self.root / folder))
-        except OSError:
-            return False
+        top = os.path.join(self.root, folder)
+        return any(n.endswith(".py") for _, _, names in os.walk(top) for n in names)
 
     def digest(self) -> str:
+        import hashlib
+
         total = hashlib.sha256()
         for path in self.files():
             if path.endswith(".py"):
@@ -99,7 +98,10 @@ class _ArchiveTree(Tree):
     @cached_property
     def _folders(self) -> frozenset[str]:
         return frozenset(
-            str(PurePosixPath(name).parent) for name in self._names if name.endswith(".py")
+            str(parent)
+            for name in self._names
+            if name.endswith(".py")
+            for parent in PurePosixPath(name).parents
         )
 
     def is_file(self, path: str) -> bool:
@@ -113,6 +115,8 @@ class _ArchiveTree(Tree):
         return folder in self._folders
 
     def digest(self) -> str:
+        import hashlib
+
         total = hashlib.sha256()
         with open(self.path, "rb") as file:
             while chunk := file.read(1 << 20):
@@ -124,6 +128,8 @@ class ZipTree(_ArchiveTree):
     """A wheel, or an sdist in a zip file."""
 
     def __init__(self, path: Path) -> None:
+        import zipfile
+
         super().__init__(path)
         try:
             self._zip = zipfile.ZipFile(path)
@@ -132,6 +138,8 @@ class ZipTree(_ArchiveTree):
         self._names = {i.filename: i for i in self._zip.infolist() if not i.is_dir()}
 
     def read(self, path: str) -> bytes | None:
+        import zipfile
+
         if path not in self._names:
             return None
         try:
@@ -144,6 +152,8 @@ class TarTree(_ArchiveTree):
     """An sdist in a (compressed) tar file. It is read through once, Python source is kept."""
 
     def __init__(self, path: Path) -> None:
+        import tarfile
+
         super().__init__(path)
         try:
             with tarfile.open(path, mode="r:*") as tar:
@@ -431,6 +441,9 @@ def installed_package(
     ``distribution`` is its distribution's name where that differs; ``python`` another interpreter
     to look in. Raises :class:`UsageError` where it is not installed there.
     """
+    import subprocess
+    from importlib import metadata
+
     names = [name for name in (distribution, package) if name]
     if python is not None:
         try:
@@ -455,8 +468,8 @@ def installed_package(
         known = None
         for name in names:
             try:
-                found = importlib.metadata.distribution(name)
-            except importlib.metadata.PackageNotFoundError:
+                found = metadata.distribution(name)
+            except metadata.PackageNotFoundError:
                 continue
             known = [found.metadata["Name"], found.version]
             break

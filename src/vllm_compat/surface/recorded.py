@@ -158,6 +158,21 @@ class Store:
         end = text.find("\n", start)
         return mask_of(text[start + len(head) : end if end >= 0 else len(text)])
 
+    def has_below(self, package: str, number: int) -> bool:
+        """Whether a release has modules below a name: a namespace package."""
+        text = self.text(MODULES)
+        head = f"{package}."
+        at = 0 if text.startswith(head) else text.find("\n" + head) + 1
+        while text.startswith(head, at):
+            end = text.find("\n", at)
+            _, _, ranges = text[at : end if end >= 0 else len(text)].partition("\t")
+            if mask_of(ranges) >> number & 1:
+                return True
+            if end < 0:
+                break
+            at = end + 1
+        return False
+
     def module_names(self, number: int) -> Iterator[str]:
         """Iterate over the modules of one release."""
         for line in self.text(MODULES).splitlines():
@@ -345,7 +360,9 @@ def closest_record(version: str, folder: Path = DATA) -> str | None:
     wanted = _parsed(version)
     for recorded in recorded_versions(folder):
         own = _parsed(recorded)
-        if recorded == version or (own and wanted and own.public == wanted.public):
+        if recorded == version:
+            return recorded
+        if own and wanted and Version(own.public) == Version(wanted.public):
             return recorded
     return None
 
@@ -410,7 +427,9 @@ class RecordedSurface(StaticSurface):
         """Whether the release has the module, a namespace package of that name, or builds it."""
         if name not in self._has:
             self._has[name] = self._ours(name) and (
-                bool(self._store.modules_mask(name) >> self._number & 1) or self._is_opaque(name)
+                bool(self._store.modules_mask(name) >> self._number & 1)
+                or self._store.has_below(name, self._number)
+                or self._is_opaque(name)
             )
         return self._has[name]
 

@@ -799,10 +799,7 @@ class StaticSurface(Surface):
                     default = f"<{default}>"
                 only = kw_only or "k" in flags
                 kind = ParameterKind.KEYWORD_ONLY if only else ParameterKind.POSITIONAL_OR_KEYWORD
-                parameter = Parameter(name, kind, default, annotation)
-                if name in fields and fields[name].kind is not kind:
-                    del fields[name]
-                fields[name] = parameter
+                fields[name] = Parameter(name, kind, default, annotation)
         plain = [p for p in fields.values() if p.kind is not ParameterKind.KEYWORD_ONLY]
         last = [p for p in fields.values() if p.kind is ParameterKind.KEYWORD_ONLY]
         if family == "model" and self._allows_extra(thing):

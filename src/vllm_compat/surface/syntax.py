@@ -5,9 +5,10 @@ An entry is a list whose first item says what it is:
 ``["f", parameters, returns, flags, unwraps, makes]``
     a function; each parameter is ``[name, kind, annotation, default]`` with kinds numbered as in
     ``inspect``. Flags: ``p`` property, ``s`` static, ``c`` class method, ``a`` asynchronous,
-    ``g`` context manager, ``t`` a ``dataclass_transform``. ``unwraps`` names parameters that, when
-    given, make the function hand back one bare item instead of a list; ``makes`` are sketches of
-    what a factory (``_make_model_runner``) constructs. Both are left out where empty.
+    ``g`` context manager, ``t`` a ``dataclass_transform``, ``o`` an overload without definition.
+    ``unwraps`` names parameters that, when given, make the function hand back one bare item instead
+    of a list; ``makes`` are sketches of what a factory (``_make_model_runner``) constructs. Both
+    are left out where empty.
 ``["c", bases, decorators, keywords, members, flags]``
     a class; flag ``g``: it defines ``__getattr__`` or fills its ``__dict__`` by hand.
 ``["i", module, name]``
@@ -205,13 +206,15 @@ _PROPERTIES = ("property", "cached_property", "lazy_property", "abstractproperty
 
 
 def function_entry(node: ast.FunctionDef | ast.AsyncFunctionDef, in_class: bool) -> Entry | None:
-    """Return a function's entry; None for an ``@overload`` and for ``@x.setter``."""
+    """Return a function's entry; None for ``@x.setter``. Flag ``o`` marks an ``@overload``."""
     flags = "a" if isinstance(node, ast.AsyncFunctionDef) else ""
     for decorator in node.decorator_list:
         name = _dotted(decorator)
         last = name.rsplit(".", 1)[-1]
-        if last == "overload" or (in_class and last in ("setter", "deleter")):
+        if in_class and last in ("setter", "deleter"):
             return None
+        if last == "overload":
+            flags += "o"
         if in_class and last in _PROPERTIES:
             flags += "p"
         elif last == "staticmethod":
@@ -247,7 +250,7 @@ def _makes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Return sketches of the constructors whose result a factory returns."""
     aliases: dict[str, str] = {}
     found: list[str] = []
-    for node in _statements(function.body):
+    for node in statements_in(function.body):
         if isinstance(node, ast.ImportFrom) and not node.level:
             for alias in node.names:
                 aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -320,16 +323,16 @@ def _field(annotation: ast.expr | None, value: ast.expr | None) -> Entry:
     return ["a", text, _default(value), "d"]
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def statements_in(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Iterate over statements and all that stand inside them; expressions are not entered."""
     for node in body:
         yield node
         for part in ("body", "orelse", "finalbody"):
             inner = getattr(node, part, None)
             if inner:
-                yield from _statements(inner)
+                yield from statements_in(inner)
         for branch in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            yield from _statements(branch.body)
+            yield from statements_in(branch.body)
 
 
 def _written(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr | None, ast.expr | None]]:
@@ -383,7 +386,7 @@ def _instance_attributes(node: ast.ClassDef) -> tuple[dict[str, list[Entry]], bo
             continue
         me = arguments[0].arg
         making = method.name in ("__init__", "__post_init__", "__new__")
-        statements = list(_statements(method.body))
+        statements = list(statements_in(method.body))
         writes = [write for statement in statements for write in _written(statement)]
         # Names that are local to the method mean nothing elsewhere: imports are written out in
         # full, parameters are replaced by their annotation, all others are dropped.
@@ -435,8 +438,9 @@ def class_entry(node: ast.ClassDef) -> Entry:
         into = fallback if typing else members
         if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
             entry = function_entry(inner, in_class=True)
-            if entry is not None:
-                into.setdefault(inner.name, entry)
+            known = into.get(inner.name)
+            if entry is not None and (known is None or (known[0] == "f" and "o" in known[3])):
+                into[inner.name] = entry
         elif isinstance(inner, ast.ClassDef):
             into.setdefault(inner.name, class_entry(inner))
         elif isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name):
@@ -458,12 +462,12 @@ def class_entry(node: ast.ClassDef) -> Entry:
                         into.setdefault(name.id, ["a", None, value, "x"])
         elif isinstance(inner, (ast.Import, ast.ImportFrom)):
             continue
-    for known, kept in fallback.items():
-        members.setdefault(known, kept)
+    for member, kept in fallback.items():
+        members.setdefault(member, kept)
     instance, hidden = _instance_attributes(node)
-    for known, entries in instance.items():
-        if known not in members:
-            members[known] = entries[0] if len(entries) == 1 else ["u", entries]
+    for member, entries in instance.items():
+        if member not in members:
+            members[member] = entries[0] if len(entries) == 1 else ["u", entries]
     return [
         "c",
         [text for base in node.bases if (text := unparse(base)) is not None],
@@ -604,6 +608,9 @@ class ModuleSyntax:
             # A name that is first None or a plain value and then defined is the definition.
             real = [e for e in entries if e[0] != "a"]
             entries = real or entries
+            # An overload counts where no definition follows.
+            defined = [e for e in entries if e[0] != "f" or "o" not in e[3]]
+            entries = defined or entries[-1:]
         if not entries:
             return None
         return entries[0] if len(entries) == 1 else ["u", entries]

@@ -101,9 +101,7 @@ class VllmHiddenStatesGenerator:
         self.executor.collective_rpc("_reset_capture")
         computed = dict.fromkeys(lengths, 0)
         complete = False
-        while (
-            output := self.scheduler.schedule()
-        ).total_num_scheduled_tokens > 0 and not complete:
+        while (output := self.scheduler.schedule()).total_num_scheduled_tokens > 0 and not complete:
             wanted = {}
             for request_id, count in output.num_scheduled_tokens.items():
                 rest = lengths[request_id] - computed[request_id]

@@ -39,9 +39,7 @@ class MultiprocExecutor(Executor):
         )
         return answer
 
-    def sample_tokens(
-        self, grammar_output: GrammarOutput | None, non_block: bool = False
-    ) -> str:
+    def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> str:
         answer: str = self.collective_rpc(
             "sample_tokens", args=(grammar_output,), unique_reply_rank=0
         )
@@ -67,13 +65,14 @@ class MultiprocExecutor(Executor):
 
     def shutdown(self) -> None:
         for process, pipe in self.workers:
-            pipe.close()
+            pipe.send(None)
             process.join(10)
+            pipe.close()
         self.workers = []
 
 
 def worker_main(pipe: Any, vllm_config: VllmConfig, rank: int) -> None:
-    """Answer the driver until it hangs up; plugins come before anything else."""
+    """Answer the driver until it says that it is over; plugins come before anything else."""
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
@@ -85,10 +84,10 @@ def worker_main(pipe: Any, vllm_config: VllmConfig, rank: int) -> None:
         bases = (Worker, getattr(importlib.import_module(module), name))
     worker = type("ExtendedWorker", bases, {})(vllm_config, rank)
     while True:
-        try:
-            method, args, kwargs = pipe.recv()
-        except EOFError:
+        asked = pipe.recv()
+        if asked is None:
             return
+        method, args, kwargs = asked
         try:
             if callable(method):
                 answer = method(worker, *args, **kwargs)

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Kill one worker in mid-run and see how the run ends: how soon, in which words, what it leaves.
+
+usage: kill_worker.py MODEL_FOLDER OUT.json [RANKS]
+Prints and writes: seconds from the kill to the end of the launcher, its exit status and last line,
+processes, files in /dev/shm and GPU memory that are left over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROGRAM = """
+import sys
+from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+if __name__ == "__main__":
+    generator = VllmHiddenStatesGenerator(
+        sys.argv[1], layer_ids=[0, 1, 3], max_model_len=256, gpu_memory_utilization=0.3,
+        tensor_parallel_size=int(sys.argv[2]))
+    pids = generator.executor.collective_rpc(lambda worker: __import__("os").getpid())
+    print("WORKERS", *pids, flush=True)
+    while True:
+        generator.generate([[5 + i for i in range(64)] for _ in range(8)])
+"""
+
+def main() -> int:
+    """Run it; return 0 where the end was clear, soon and clean."""
+    model, out, ranks = sys.argv[1], Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "2"
+    program = out.with_suffix(".program.py")
+    program.write_text(PROGRAM)
+    before = set(os.listdir("/dev/shm"))
+    run = subprocess.Popen(
+        [sys.executable, "-m", "vllm_compat", "run", str(program), model, ranks],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.stdout
+    lines, workers, killed = [], [], 0.0
+    for line in run.stdout:
+        lines.append(line.rstrip())
+        if line.startswith("WORKERS"):
+            workers = [int(pid) for pid in line.split()[1:]]
+            time.sleep(2)
+            killed = time.monotonic()
+            os.kill(workers[-1], signal.SIGKILL)
+    status = run.wait()
+    seconds = time.monotonic() - killed
+    time.sleep(1)
+    left = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    shared = sorted(set(os.listdir("/dev/shm")) - before)
+    record = {
+        "kind": "killed worker",
+        "ranks": int(ranks),
+        "seconds_to_the_end": round(seconds, 1),
+        "exit_status": status,
+        "verdict": lines[-1] if lines else "",
+        "processes_left": left,
+        "shared_memory_left": shared,
+        "gpu_memory_left": _gpu_memory(),
+    }
+    out.write_text(json.dumps(record, indent=1))
+    print(json.dumps(record, indent=1))
+    if not workers:
+        print("\n".join(lines[-20:]))
+    return 0 if workers and status != 0 and seconds < 30 and not left and not shared else 1
+
+
+def _gpu_memory() -> list[str]:
+    try:
+        answer = subprocess.run(
+            ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        return []
+    return answer.stdout.split("\n")[:-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The real downstreams on every recorded release: headers against plans, and synthetic nightlies.
+
+Two sources say where an adapter is needed: its header, written by hand, and the plans that the
+recorded surfaces give. They are held against each other here, release by release. What they are
+known to differ in stands below as data, each with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from tests.downstreams import VERSIONS, contract
+from tests.surface.mutations import Mutated, called, calls_of, outcome, valid
+
+from vllm_compat.adapters import by_name, registry
+from vllm_compat.contract import SiteKind
+from vllm_compat.drift import Finding, FindingKind
+from vllm_compat.environment import TORCH_FOR_TYPING, Environment
+from vllm_compat.pair import OLDEST
+from vllm_compat.plan import Plan, make_plan
+from vllm_compat.surface import Parameter, ParameterKind, Surface
+from vllm_compat.surface.recorded import RecordedSurface, recorded_versions
+
+RELEASES = [v for v in recorded_versions() if Version(v) >= Version(OLDEST)]
+ADAPTERS = [adapter.name for adapter in registry()]
+
+# Environments in which every adapter that depends on one is asked for.
+FEATURES = (TORCH_FOR_TYPING, "missing transformers.modeling_attn_mask_utils:x")
+ENVIRONMENTS = [
+    Environment("3.11.0", (("transformers", "5.19.0"),), device, features=FEATURES)
+    for device in ("cpu", "cuda")
+]
+
+# No surface of vLLM says which transformers is beside it: the header tells what vLLM demands.
+ENVIRONMENT_DECIDES = {"transformers.torch_annotation", "transformers.missing_modules"}
+
+# (adapter, downstream) → the releases of the header's range that need it, and why not the others.
+NARROWER = {
+    ("scheduler.block_size", "0.4.0"): (">=0.29.0", "gives block_size, as a constant, before that"),
+    ("scheduler.block_size", "0.4.0.1"): (
+        ">=0.29.0",
+        "gives block_size, as a constant, before that",
+    ),
+}
+
+
+# kv_cache.engine_core answers this call by itself, whatever it takes.
+ANSWERED = {"vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups"}
+
+
+@cache
+def surface(release: str) -> Surface:
+    return RecordedSurface(release)
+
+
+@cache
+def plan(version: str, release: str, number: int = 0) -> Plan:
+    return make_plan(contract(version), surface(release), ENVIRONMENTS[number])
+
+
+def needed(adapter: str, version: str) -> list[str]:
+    """Return the releases whose plan has the adapter, in any of the environments."""
+    return [
+        release
+        for release in RELEASES
+        if any(adapter in plan(version, release, n).adapters for n in range(len(ENVIRONMENTS)))
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_an_adapter_is_needed_just_where_its_header_says(adapter: str, version: str) -> None:
+    header = by_name(adapter)
+    range_, _ = NARROWER.get((adapter, version), (header.vllm, ""))
+    declared = [
+        release
+        for release in RELEASES
+        if SpecifierSet(header.downstream).contains(version)
+        and SpecifierSet(range_).contains(release)
+    ]
+    found = needed(adapter, version)
+    if adapter in ENVIRONMENT_DECIDES:
+        assert set(declared) <= set(found)
+    else:
+        assert found == declared
+
+
+@pytest.mark.parametrize(("adapter", "version"), NARROWER)
+def test_an_exception_is_narrower_than_the_header_and_still_needed(
+    adapter: str, version: str
+) -> None:
+    range_, reason = NARROWER[adapter, version]
+    header = SpecifierSet(by_name(adapter).vllm)
+    inside = {r for r in RELEASES if SpecifierSet(range_).contains(r)}
+    declared = {r for r in RELEASES if header.contains(r)}
+    assert inside < declared
+    assert reason
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_plan_repairs_each_finding_or_says_that_it_stays(version: str) -> None:
+    for release in RELEASES:
+        for finding in plan(version, release).unmet:
+            assert finding.kind is not FindingKind.BEHAVIOUR
+            assert finding.sites
+            assert finding.detail
+
+
+# Synthetic nightlies, end to end. The newest release that has nothing unmet is mutated.
+
+
+@cache
+def nightly_base(version: str) -> str:
+    return next(r for r in reversed(RELEASES) if not plan(version, r).unmet)
+
+
+def mutated(version: str, **mutation: object) -> Plan:
+    base = surface(nightly_base(version))
+    return make_plan(contract(version), Mutated(base, **mutation), ENVIRONMENTS[0])  # type: ignore[arg-type]
+
+
+def callables(version: str) -> list[str]:
+    """Return what a downstream calls and a plan does not mend anyway."""
+    base = nightly_base(version)
+    mended = {site for step in plan(version, base).steps for site in step.sites}
+    return [
+        symbol
+        for symbol in called(contract(version), surface(base))
+        if symbol not in ANSWERED
+        and mended.isdisjoint(site.where for site in calls_of(contract(version), symbol))
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_nightly_of_which_nothing_is_known_but_its_name_has_the_same_plan(version: str) -> None:
+    same = plan(version, nightly_base(version))
+    again = mutated(version)
+    assert again.adapters == same.adapters
+    assert again.unmet == ()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_keyword_that_went_without_an_adapter_is_refused(version: str) -> None:
+    base, tried = surface(nightly_base(version)), 0
+    for symbol in callables(version):
+        signature = base.signature(symbol)
+        resolved = base.resolve(symbol)
+        assert signature is not None
+        assert resolved is not None
+        sites = calls_of(contract(version), symbol)
+        for keyword in sorted({k for site in sites for k, _ in site.keywords}):
+            rest = valid([p for p in signature.parameters if p.name != keyword])
+            if rest is None or not signature.get(keyword) or rest.accepts(keyword):
+                continue
+            tried += 1
+            unmet = mutated(version, signatures=((resolved.path, rest),)).unmet
+            assert any(f.symbol == symbol and f.name == keyword for f in unmet), (symbol, keyword)
+    assert tried > 10
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_new_required_parameter_is_refused_and_an_optional_one_is_not(version: str) -> None:
+    base, tried = surface(nightly_base(version)), 0
+    for symbol in callables(version):
+        signature = base.signature(symbol)
+        resolved = base.resolve(symbol)
+        assert signature is not None
+        assert resolved is not None
+        for default in (None, "None"):
+            new = Parameter("of_a_nightly", ParameterKind.KEYWORD_ONLY, default)
+            last = [p for p in signature.parameters if p.kind is ParameterKind.VAR_KEYWORD]
+            others = [p for p in signature.parameters if p.kind is not ParameterKind.VAR_KEYWORD]
+            longer = valid([*others, new, *last])
+            if longer is None:
+                continue
+            sites = calls_of(contract(version), symbol)
+            tried += 1
+            found = mutated(version, signatures=((resolved.path, longer),))
+            refused = any(f.symbol == symbol and f.name == new.name for f in found.unmet)
+            assert refused is outcome(sites, signature, longer).broken, (symbol, default)
+            if default:
+                assert found.adapters == plan(version, nightly_base(version)).adapters
+    assert tried > 10
+
+
+def concern(imported: str, findings: Iterable[Finding]) -> bool:
+    module, _, name = imported.rpartition(".")
+    return any(f.symbol == imported or (f.symbol, f.name) == (module, name) for f in findings)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_import_that_went_or_moved_is_refused(version: str) -> None:
+    base = surface(nightly_base(version))
+    for site in contract(version).sites:
+        if site.kind is not SiteKind.IMPORT or site.optional or "." not in site.symbol:
+            continue
+        unmet = mutated(version, hidden=(site.symbol,)).unmet
+        assert concern(site.symbol, unmet), site.symbol
+        module, _, name = site.symbol.rpartition(".")
+        elsewhere = f"{module.rpartition('.')[0] or 'vllm'}.nightly.{name}"
+        if base.resolve(site.symbol) is not None:
+            moved = mutated(version, hidden=(site.symbol,), moved=((site.symbol, elsewhere),)).unmet
+            assert concern(site.symbol, moved), site.symbol
+
+
+def test_what_an_adapter_needs_only_now_is_planned_only_now() -> None:
+    """An older release that loses what a newer one lost gets that one's adapter, and no other."""
+    before, after = plan("0.4.0.1", "0.16.0"), "request.eos_token_id"
+    assert after not in before.adapters
+    request = surface("0.16.0").signature("vllm.v1.request.Request")
+    assert request is not None
+    rest = valid([p for p in request.parameters if p.name != "eos_token_id"])
+    assert rest is not None
+    nightly = Mutated(surface("0.16.0"), signatures=(("vllm.v1.request.Request", rest),))
+    found = make_plan(contract("0.4.0.1"), nightly, ENVIRONMENTS[0])
+    assert set(found.adapters) - set(before.adapters) == {after}
+    assert found.unmet == ()
