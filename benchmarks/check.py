@@ -35,9 +35,7 @@ class Measured:
     memory: float
 
 
-def measure(
-    command: Sequence[str], environ: Mapping[str, str], expected: Sequence[int]
-) -> Measured:
+def measure(command: Sequence[str], environ: Mapping[str, str], expected: Sequence[int]) -> Measured:
     """Run a command to its end; raise where its exit status is not one of those expected."""
     begin = time.perf_counter()
     with subprocess.Popen(

@@ -222,9 +222,9 @@ def test_another_interpreter_is_checked_as_from_inside(
 def test_a_downstream_in_one_file_is_read_like_a_folder(
     site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = Path(
-        shutil.make_archive(str(tmp_path / "s"), "zip", site.folder, "speculators")
-    ).rename(tmp_path / "speculators-0.3.0-py3-none-any.whl")
+    archive = Path(shutil.make_archive(str(tmp_path / "s"), "zip", site.folder, "speculators")).rename(
+        tmp_path / "speculators-0.3.0-py3-none-any.whl"
+    )
     monkeypatch.setenv("PYTHONPATH", str(site.folder))
     one_file, folder = (
         check([what], python=PYTHON).pairs[0] for what in (archive, site.folder / "speculators")
@@ -337,6 +337,4 @@ def test_a_wheel_and_its_unpacked_folder_are_the_same_downstream(tmp_path: Path)
         archive.extractall(tmp_path)
     folder = read_contract(tmp_path / "speculators")
     assert folder.sites == contract("0.3.0").sites
-    assert (
-        one(tmp_path / "speculators", "0.26.0").findings == one(wheel("0.3.0"), "0.26.0").findings
-    )
+    assert one(tmp_path / "speculators", "0.26.0").findings == one(wheel("0.3.0"), "0.26.0").findings

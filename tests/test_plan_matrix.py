@@ -18,7 +18,7 @@ from tests.surface.mutations import Mutated, called, calls_of, outcome, valid
 
 from vllm_compat.adapters import by_name, registry
 from vllm_compat.contract import SiteKind
-from vllm_compat.drift import Finding, FindingKind
+from vllm_compat.drift import Finding, FindingKind, find_drifts
 from vllm_compat.environment import TORCH_FOR_TYPING, Environment
 from vllm_compat.pair import OLDEST
 from vllm_compat.plan import Plan, make_plan
@@ -79,8 +79,7 @@ def test_an_adapter_is_needed_just_where_its_header_says(adapter: str, version: 
     declared = [
         release
         for release in RELEASES
-        if SpecifierSet(header.downstream).contains(version)
-        and SpecifierSet(range_).contains(release)
+        if SpecifierSet(header.downstream).contains(version) and SpecifierSet(range_).contains(release)
     ]
     found = needed(adapter, version)
     if adapter in ENVIRONMENT_DECIDES:
@@ -90,9 +89,7 @@ def test_an_adapter_is_needed_just_where_its_header_says(adapter: str, version: 
 
 
 @pytest.mark.parametrize(("adapter", "version"), NARROWER)
-def test_an_exception_is_narrower_than_the_header_and_still_needed(
-    adapter: str, version: str
-) -> None:
+def test_an_exception_is_narrower_than_the_header_and_still_needed(adapter: str, version: str) -> None:
     range_, reason = NARROWER[adapter, version]
     header = SpecifierSet(by_name(adapter).vllm)
     inside = {r for r in RELEASES if SpecifierSet(range_).contains(r)}
@@ -193,18 +190,46 @@ def concern(imported: str, findings: Iterable[Finding]) -> bool:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_import_that_went_or_moved_is_refused(version: str) -> None:
+def test_an_import_that_went_is_refused(version: str) -> None:
     base = surface(nightly_base(version))
-    for site in contract(version).sites:
-        if site.kind is not SiteKind.IMPORT or site.optional or "." not in site.symbol:
-            continue
-        unmet = mutated(version, hidden=(site.symbol,)).unmet
-        assert concern(site.symbol, unmet), site.symbol
-        module, _, name = site.symbol.rpartition(".")
+    for symbol in imports(version):
+        resolved = base.resolve(symbol)
+        assert resolved is not None
+        unmet = mutated(version, hidden=(symbol, resolved.path)).unmet
+        assert concern(symbol, unmet), symbol
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_import_that_moved_is_followed_or_refused(version: str) -> None:
+    base, followed = surface(nightly_base(version)), 0
+    for symbol in imports(version):
+        module, _, name = symbol.rpartition(".")
         elsewhere = f"{module.rpartition('.')[0] or 'vllm'}.nightly.{name}"
-        if base.resolve(site.symbol) is not None:
-            moved = mutated(version, hidden=(site.symbol,), moved=((site.symbol, elsewhere),)).unmet
-            assert concern(site.symbol, moved), site.symbol
+        resolved = base.resolve(symbol)
+        assert resolved is not None
+        found = mutated(version, hidden=(symbol, resolved.path), moved=((resolved.path, elsewhere),))
+        refused = concern(symbol, found.unmet)
+        assert refused is not ("imports.moved_names" in found.adapters), symbol
+        followed += not refused
+    assert followed
+
+
+def imports(version: str) -> list[str]:
+    """Return the names that a downstream imports and the base has where they are imported."""
+    moved = {
+        f.moved_to for f in find_drifts(contract(version), surface(nightly_base(version))) if f.moved_to
+    }
+    return sorted(
+        {
+            site.symbol
+            for site in contract(version).sites
+            if site.kind is SiteKind.IMPORT
+            and not site.optional
+            and "." in site.symbol
+            and surface(nightly_base(version)).resolve(site.symbol) is not None
+        }
+        - moved
+    )
 
 
 def test_what_an_adapter_needs_only_now_is_planned_only_now() -> None:

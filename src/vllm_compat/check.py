@@ -424,9 +424,7 @@ class _History:
         before, after = self.releases.around(surface.version)
         return [self._date(finding, surface.version, before, after) for finding in findings]
 
-    def _date(
-        self, finding: Finding, since: str, before: Sequence[str], after: Sequence[str]
-    ) -> Dating:
+    def _date(self, finding: Finding, since: str, before: Sequence[str], after: Sequence[str]) -> Dating:
         from vllm_compat.report.model import Dating
 
         fitted_last = next((v for v in reversed(before) if self._fits(finding, v)), None)

@@ -201,7 +201,7 @@ def make_plan(
             )
         )
     open_findings = [f for f in findings if f not in repaired]
-    unmet = tuple(f for f in open_findings if f.kind not in _NOT_FATAL)
+    unmet = tuple(f for f in open_findings if f.fatal and f.kind not in _NOT_FATAL)
     guarded = dict.fromkeys(f.symbol for f in open_findings if f.kind in _GUARDED)
     return Plan(
         downstream=contract.name,

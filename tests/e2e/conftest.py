@@ -1,9 +1,14 @@
-"""Real vLLM, stock speculators, tiny models: environments and models made once per session."""
+"""Real vLLM, stock speculators, tiny models: environments and models made once per session.
+
+With ``VLLM_COMPAT_RECORDS=FOLDER`` every cell's record is kept there.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +105,9 @@ def cell(
         output = f"{done.stdout}\n{done.stderr}"
         assert out.exists(), output[-4000:]
         record: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        if kept := os.environ.get("VLLM_COMPAT_RECORDS"):
+            Path(kept).mkdir(parents=True, exist_ok=True)
+            (Path(kept) / f"{uuid.uuid4().hex}.json").write_text(json.dumps(record))
         record["output"] = output
         record["status"] = done.returncode
         return record

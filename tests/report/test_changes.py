@@ -40,9 +40,7 @@ def everything() -> Difference:
 
 
 def test_a_parameter_that_went_is_told_with_its_call_site() -> None:
-    (change,) = (
-        c for c in used("0.16.0", "0.17.0").changes if c.symbol == "vllm.v1.request.Request"
-    )
+    (change,) = (c for c in used("0.16.0", "0.17.0").changes if c.symbol == "vllm.v1.request.Request")
     assert (change.kind, change.what) == (ChangeKind.CHANGED, SymbolKind.CLASS)
     (gone,) = (d for d in change.details if d.name == "eos_token_id")
     assert gone.kind is DetailKind.PARAMETER_REMOVED

@@ -103,6 +103,9 @@ class Adapter(ABC):
     """When it can go."""
     processes: ClassVar[frozenset[str]] = frozenset({"driver"})
     """Where it is in force: ``driver``, ``worker`` or both."""
+    derived: ClassVar[bool] = False
+    """Whether it follows from any surface by itself: a keyword that is gone and whose meaning is known
+    to be elsewhere, a required argument whose value is known, a name that has moved."""
     shown_by: ClassVar[str]
     """The named run that fails, or gives wrong rows, without it."""
 

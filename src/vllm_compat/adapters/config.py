@@ -21,6 +21,7 @@ class IsEncoderDecoder(Adapter):
     """Supply ``is_encoder_decoder=False`` to ``SchedulerConfig``."""
 
     name = "config.is_encoder_decoder"
+    derived = True
     target = "vllm.config.SchedulerConfig.__init__"
     vllm = ">=0.12.0"
     downstream = "<0.4"

@@ -20,6 +20,7 @@ class SpecsArgument(Adapter):
     """Drop ``kv_cache_specs`` from ``get_kv_cache_config_from_groups``."""
 
     name = "kv_cache.specs_argument"
+    derived = True
     target = "get_kv_cache_config_from_groups, as the downstream binds it"
     vllm = ">=0.12.0,<0.29.0"
     downstream = "<0.4"

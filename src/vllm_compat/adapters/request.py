@@ -18,6 +18,7 @@ class EosTokenId(Adapter):
     """Drop ``eos_token_id`` from ``Request``."""
 
     name = "request.eos_token_id"
+    derived = True
     target = "vllm.v1.request.Request.__init__"
     vllm = ">=0.17.0"
     downstream = "<0.5"

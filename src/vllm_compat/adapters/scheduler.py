@@ -25,6 +25,7 @@ class BlockSize(Adapter):
     """Give ``Scheduler`` the block size that the KV cache has."""
 
     name = "scheduler.block_size"
+    derived = True
     target = "vllm.v1.core.sched.scheduler.Scheduler.__init__"
     vllm = ">=0.11.1"
     downstream = "<0.5"

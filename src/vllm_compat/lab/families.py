@@ -71,6 +71,15 @@ _BAMBA = {
     "mamba_d_state": 16,
     "mamba_chunk_size": 16,
 }
+_LLAMA4 = {
+    "head_dim": HEAD_DIM,
+    "intermediate_size": _INNER,
+    "intermediate_size_mlp": 2 * HIDDEN,
+    "num_local_experts": _EXPERTS,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": WINDOW,
+}
 _QWEN_VL_TEXT = {
     **_SIZES,
     "head_dim": HEAD_DIM,
@@ -198,9 +207,7 @@ FAMILIES = {
             "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
         },
     ),
-    "stablelm": Family(
-        "StableLmForCausalLM", "StableLmConfig", "layer norms with biases, partial rope"
-    ),
+    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", "layer norms with biases, partial rope"),
     "phimoe": Family(
         "PhimoeForCausalLM",
         "PhimoeConfig",
@@ -265,20 +272,15 @@ FAMILIES = {
         "Llama4ForCausalLM",
         "Llama4TextConfig",
         "chunked attention, layers without rope, temperature by position, experts in every other",
-        {
-            "head_dim": HEAD_DIM,
-            "intermediate_size": _INNER,
-            "intermediate_size_mlp": 2 * HIDDEN,
-            "num_local_experts": _EXPERTS,
-            "num_experts_per_tok": 1,
-            "interleave_moe_layer_step": 2,
-            "attention_chunk_size": WINDOW,
-            "floor_scale": WINDOW,
-        },
+        _LLAMA4 | {"interleave_moe_layer_step": 2},
     ),
-    "bamba": Family(
-        "BambaForCausalLM", "BambaConfig", "Mamba-2 and attention layers in turn", _BAMBA
+    "llama4_dense": Family(
+        "Llama4ForCausalLM",
+        "Llama4TextConfig",
+        "the same without experts, whose router no CPU build serves",
+        _LLAMA4 | {"interleave_moe_layer_step": 2 * LAYERS},
     ),
+    "bamba": Family("BambaForCausalLM", "BambaConfig", "Mamba-2 and attention layers in turn", _BAMBA),
     "granite_hybrid": Family(
         "GraniteMoeHybridForCausalLM",
         "GraniteMoeHybridConfig",
@@ -355,9 +357,7 @@ def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed:
     if name not in FAMILIES:
         raise UsageError(f"There is no tiny family {name!r}: choose one of {', '.join(FAMILIES)}.")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise UsageError(
-            f"A tiny model cannot be written in {dtype!r}: choose float32 or bfloat16."
-        )
+        raise UsageError(f"A tiny model cannot be written in {dtype!r}: choose float32 or bfloat16.")
     import torch
     import transformers
 
@@ -420,9 +420,7 @@ def _draw(model: Any, seed: int, embedding: float) -> None:
     import torch
     from torch import nn
 
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             continue  # the decay rates of a Mamba, which must stay in their range

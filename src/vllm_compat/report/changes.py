@@ -246,9 +246,7 @@ def compare_all(before: Surface, after: Surface, prefixes: Sequence[str] = ALL) 
             if path.rpartition(".")[0] in old_modules
         ]
     changes.sort(key=lambda change: (change.symbol, change.kind.value))
-    return Difference(
-        before, after, f"that {' and '.join(prefixes)} define", looked_at, tuple(changes)
-    )
+    return Difference(before, after, f"that {' and '.join(prefixes)} define", looked_at, tuple(changes))
 
 
 def _modules(surface: Surface, prefixes: Sequence[str]) -> set[str]:
@@ -472,9 +470,7 @@ def render_difference(difference: Difference, form: str) -> str:
 
 def summary(difference: Difference) -> str:
     """Say in one sentence what was looked at and how much of it changed."""
-    counted = [
-        f"{len(found)} {kind.value}" for kind in ChangeKind if (found := difference.of(kind))
-    ]
+    counted = [f"{len(found)} {kind.value}" for kind in ChangeKind if (found := difference.of(kind))]
     looked_at = words.count(difference.looked_at, "symbol")
     return (
         f"vLLM {difference.before.version} → {difference.after.version}: of {looked_at}"

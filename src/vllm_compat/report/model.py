@@ -149,6 +149,5 @@ def spans(versions: Sequence[str], order: Sequence[str]) -> str:
         else:
             parts.append([place])
     return ", ".join(
-        order[part[0]] if len(part) == 1 else f"{order[part[0]]} – {order[part[-1]]}"
-        for part in parts
+        order[part[0]] if len(part) == 1 else f"{order[part[0]]} – {order[part[-1]]}" for part in parts
     )

@@ -69,9 +69,7 @@ def _pair(pair: Pair, console: Console) -> None:
         console.print(Text(words.adapters_title(pair), style="bold"))
         table = _table("adapter", "why", "in")
         for step in pair.plan.steps:
-            table.add_row(
-                Text(step.adapter, style="bold"), Text(step.reason), ", ".join(step.processes)
-            )
+            table.add_row(Text(step.adapter, style="bold"), Text(step.reason), ", ".join(step.processes))
         console.print(table)
 
 

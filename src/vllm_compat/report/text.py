@@ -85,9 +85,7 @@ def _matrix(report: Report) -> Iterator[str]:
         for column in columns
     ]
     first = max(4, *map(len, report.releases))
-    yield "  ".join(
-        ["vLLM".ljust(first), *(c.ljust(w) for c, w in zip(columns, widths, strict=True))]
-    )
+    yield "  ".join(["vLLM".ljust(first), *(c.ljust(w) for c, w in zip(columns, widths, strict=True))])
     yield "  ".join("-" * width for width in (first, *widths))
     for release in report.releases:
         shown = (

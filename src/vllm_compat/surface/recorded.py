@@ -103,6 +103,8 @@ class Store:
                 f"format {FORMAT}."
             )
         self._texts: dict[str, str] = {}
+        self._defined: dict[str, list[tuple[str, int]]] = {}
+        self._mentioned: dict[str, list[tuple[str, int]]] = {}
         self._rows: dict[str, dict[str, list[Row]] | None] = {}
         self._entries: dict[tuple[str, str, tuple[int, ...]], Entry | None] = {}
 
@@ -193,7 +195,12 @@ class Store:
 
     def find(self, name: str, number: int) -> list[str]:
         """Return where a release defines a top-level name."""
-        found: list[str] = []
+        if name not in self._defined:
+            self._defined[name] = list(self._definitions(name))
+        return sorted({path for path, mask in self._defined[name] if mask >> number & 1})
+
+    def _definitions(self, name: str) -> Iterator[tuple[str, int]]:
+        """Iterate over where any release defines a name, and which do."""
         for group in self.groups():
             if group == MODULES:
                 continue
@@ -205,27 +212,30 @@ class Store:
                     line = text[at + 1 : end if end >= 0 else len(text)]
                     _, ranges, data = line.split("\t", 2)
                     imported = data == "i" if group == NAMES else data.startswith('["i"')
-                    if not imported and mask_of(ranges) >> number & 1:
-                        head = text.rfind("\n@", 0, at + 1)
-                        start = head + 2 if head >= 0 else 1
-                        found.append(f"{text[start : text.index(chr(10), start)]}.{name}")
+                    if not imported:
+                        yield f"{self._module_at(text, at + 1)}.{name}", mask_of(ranges)
                     at = text.find(f"\n{path}\t", at + 1)
-        return sorted(set(found))
 
     def naming(self, name: str, number: int) -> list[str]:
         """Return the classes of a release whose header mentions a name."""
-        found: list[str] = []
+        if name not in self._mentioned:
+            self._mentioned[name] = list(self._mentions(name))
+        return [path for path, mask in self._mentioned[name] if mask >> number & 1]
+
+    def _mentions(self, name: str) -> Iterator[tuple[str, int]]:
+        """Iterate over the classes of any release whose header mentions a name."""
         pattern = re.compile(rf'^(\w+)\t([\d,-]+)\t\["c",\[[^\]]*\b{re.escape(name)}\b', re.M)
         for group in self.groups():
-            if group in (MODULES, NAMES):
-                continue
-            text = self.text(group)
-            for match in pattern.finditer(text):
-                if mask_of(match.group(2)) >> number & 1:
-                    start = text.rfind("\n@", 0, match.start()) + 2
-                    start = max(start, 1)
-                    found.append(f"{text[start : text.index(chr(10), start)]}.{match.group(1)}")
-        return found
+            text = self.text(group) if group not in (MODULES, NAMES) else ""
+            for match in pattern.finditer(text) if name in text else ():
+                module = self._module_at(text, match.start())
+                yield f"{module}.{match.group(1)}", mask_of(match.group(2))
+
+    @staticmethod
+    def _module_at(text: str, at: int) -> str:
+        """Return the module that a place in a part's text belongs to."""
+        start = text.rfind("\n@", 0, at) + 2
+        return text[max(start, 1) : text.index("\n", start)]
 
 
 def split(name: str, entry: Entry) -> Iterator[tuple[str, str]]:

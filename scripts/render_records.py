@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Write docs/compatibility.md and docs/adapters.md from the records and the adapters' headers.
+
+usage: render_records.py [--check]      (--check: exit 1 where a page is not up to date)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+RECORDS = ROOT / "records"
+
+
+def main(arguments: list[str]) -> int:
+    """Render both pages; return 1 where ``--check`` finds an old one."""
+    from vllm_compat.register import as_markdown
+
+    pages = {
+        ROOT / "docs" / "compatibility.md": compatibility(),
+        ROOT / "docs" / "adapters.md": as_markdown() + "\n",
+    }
+    old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
+    if "--check" in arguments:
+        for page in old:
+            print(f"{page.relative_to(ROOT)} is out of date: run scripts/render_records.py")
+        return 1 if old else 0
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
+    return 0
+
+
+def records(kind: str, folder: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Iterate over (file name, record) of one kind."""
+    for path in sorted((RECORDS / folder).rglob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("kind") == kind:
+            yield path.relative_to(ROOT).as_posix(), record
+
+
+def compatibility() -> str:
+    """Return the page of what has been run."""
+    parts = [
+        "# What has been run",
+        "",
+        "Generated from `records/` by `scripts/render_records.py`; do not edit. Each row is a run of"
+        " stock speculators in real vLLM processes, nine scenarios (13 and 40 prompts, 70/5/30 tokens,"
+        " chunked prefill twice, shared prefixes, duplicates, one token, long prompts), every row of"
+        " every layer compared with transformers in float32 on the same weights. *Worst* is the largest"
+        " relative deviation of a row; with experts in bfloat16 a router may choose differently, so"
+        " there the median counts, and the layers before the first router (*before routing*). `check`"
+        " answers for every recorded release; this page says what was seen.",
+        "",
+        "## CPU, float32",
+        "",
+    ]
+    cpu = [c for _, record in records("suite", "cpu") for c in record["cells"]]
+    parts += table([c for c in cpu if c["outcome"] == "right"], gpu=False)
+    for path, record in records("gpu suite"):
+        gpus = f"{record['gpus']} × {record['device']}"
+        parts += ["", f"## GPU: {gpus}, bfloat16", ""]
+        parts.append(
+            f"Driver {record['driver']}, compute capability {record['compute_capability']};"
+            f" record [{path}](../{path})."
+        )
+        parts += ["", *table([c for c in record["cells"] if c["outcome"] == "right"], gpu=True)]
+    parts += ["", "## Without one adapter", ""]
+    parts += ["| where | speculators | vLLM | switched off | what happens |", "|---|---|---|---|---|"]
+    for where, record in [
+        *(("CPU", r) for _, r in records("suite", "cpu")),
+        *((f"{r['gpus']} GPU", r) for _, r in records("gpu suite")),
+    ]:
+        for cell in record["cells"]:
+            off = cell.get("plan", {}).get("switched_off", [])
+            if off:
+                words = " ".join(str(cell.get("error")).split())[:140].replace("|", "\\|")
+                plan = cell["plan"]
+                parts.append(
+                    f"| {where} | {plan['downstream_version']} | {plan['vllm']} | `{', '.join(off)}` |"
+                    f" {words} |"
+                )
+    for path, record in records("gpu finding"):
+        parts += ["", "## A finding", "", record["finding"], "", f"Record: [{path}](../{path})."]
+    for path, record in records("killed worker"):
+        parts += [
+            "",
+            "## A worker killed in mid-run",
+            "",
+            f"{record['gpus']} × {record['device']}, tensor parallel {record['ranks']}, vLLM"
+            f" {record['vllm']}: the run ended {record['seconds_to_the_end']} s after the kill with exit"
+            f" status {record['exit_status']}; processes left {len(record['processes_left'])}, files in"
+            f" /dev/shm left {len(record['shared_memory_left'])}, GPU memory left"
+            f" {', '.join(record['gpu_memory_left'])}. Its last line:",
+            "",
+            f"    {record['verdict']}",
+            "",
+            f"Record: [{path}](../{path}).",
+        ]
+    parts += ["", "## Speed", ""]
+    parts += [
+        "`benchmarks/generate.py`: a Llama of 8 B parameters, random weights, bfloat16, eager, 4 layers"
+        " captured; *plain* is `LLM.generate` with one token; *stock* is stock's own capture and"
+        " transfer with only the adapters without which it does not start; *auto* is vllm_compat.",
+        "",
+        "| device | vLLM | batch | mode | tokens/s | of plain |",
+        "|---|---|---|---|---|---|",
+    ]
+    for _, record in records("generate"):
+        modes = record["modes"]
+        for mode in ("plain", "auto", "stock"):
+            for batch, speed in modes.get(mode, {}).get("tokens_per_second", {}).items():
+                ratio = speed / modes["plain"]["tokens_per_second"][batch]
+                parts.append(
+                    f"| {record['gpus']} × {record['device']} | {modes[mode]['vllm']} | {batch} | {mode}"
+                    f" | {speed:,.0f} | {ratio:.2f} |"
+                )
+    parts.append("")
+    notes = [r["note"] for _, r in records("generate") if r.get("note")]
+    return "\n".join([*parts, *notes, ""])
+
+
+def table(cells: list[dict[str, Any]], *, gpu: bool) -> list[str]:
+    """Return the rows of right cells."""
+    more = " runner | attention | started by |" if gpu else ""
+    lines = [
+        f"| vLLM | speculators | model | ranks | capture |{more} worst | median | before routing |",
+        "|---|---|---|---|---|" + ("---|---|---|" if gpu else "") + "---|---|---|",
+    ]
+    for cell in cells:
+        worker = cell["workers"][0]
+        scenarios = cell["scenarios"].values()
+        median = max(s["median"] for s in scenarios)
+        before = [s["worst_before_routing"] for s in scenarios if "worst_before_routing" in s]
+        columns = [
+            cell["versions"]["vllm"] + (" (overlay)" if cell.get("overlay") else ""),
+            cell["versions"]["speculators"],
+            cell["model"],
+            str(len(cell["workers"])),
+            worker["capture"],
+        ]
+        if gpu:
+            runner = "V2" if ".gpu.model_runner" in worker["runner"] else "V1"
+            quant = " INT4 Marlin" if "Marlin" in str(worker["quant_methods"]) else ""
+            columns += [runner, ", ".join(worker["attention"]) + quant, worker["start_method"]]
+        columns += [
+            f"{cell['worst']:.1e}",
+            f"{median:.1e}",
+            f"{max(before):.1e}" if before else "",
+        ]
+        lines.append("| " + " | ".join(columns) + " |")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
