@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the records of single cells into one suite record: collect_cells.py FOLDER OUT.json [--overlay]."""
+"""Put the records of single cells into one suite: collect_cells.py FOLDER OUT.json [--overlay]."""
 
 from __future__ import annotations
 

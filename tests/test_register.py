@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pkgutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -96,3 +98,14 @@ def test_the_page_has_one_table_an_adapter() -> None:
     assert len(tables) == len(registry()) * (len(FIELDS) + 1)
     for line in tables:
         assert line.replace("\\|", "").count("|") == 3
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
+    root = TESTS.parent.parent
+    done = subprocess.run(
+        [sys.executable, root / "scripts" / "render_records.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
