@@ -71,8 +71,6 @@ def test_the_offline_script_unmodified_under_the_launcher(
     assert found["masks"]
     assert found["worst"] < 0.05  # bfloat16; a row of another request is off by 1.4
     assert found["largest"] < 2**20  # each file holds its own rows, not the buffer they came from
-    verified = paths.run(["-m", "vllm_compat", "verify", out, "--quiet"], timeout=LIMIT)
-    assert verified.returncode in (0, 1), verified.stderr  # 1: too young to be judged at rest
 
 
 TOP = "import vllm_compat\nvllm_compat.apply()\n"
