@@ -33,7 +33,8 @@ class Family:
     """One family: transformers' classes, the fields that are not common, and what it is there for.
 
     ``embedding`` is the standard deviation of the embedding's weights; a family that multiplies
-    them has smaller ones, so that every residual stream begins at about one.
+    them has smaller ones, so that every residual stream begins at about one. ``published`` is the
+    architecture's name in published configurations, and in vLLM, where transformers has another.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Family:
     fields: Mapping[str, Any] = field(default_factory=dict)
     embedding: float = 1.0
     drops: tuple[str, ...] = ()
+    published: str = ""
 
 
 _SIZES = {
@@ -219,6 +221,7 @@ FAMILIES = {
             "attention_bias": True,
             "lm_head_bias": True,
         },
+        published="PhiMoEForCausalLM",
     ),
     "gpt_neox": Family(
         "GPTNeoXForCausalLM",
@@ -371,7 +374,8 @@ def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed:
         _draw(model, seed, family.embedding)
     model.to(getattr(torch, dtype)).save_pretrained(out)
     saved = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    saved["architectures"] = [family.model]  # which transformers 4 leaves out for Qwen2.5-VL
+    # transformers 4 leaves it out for Qwen2.5-VL.
+    saved["architectures"] = [family.published or family.model]
     if name == "minicpm":
         saved = as_minicpm(saved)
         shutil.copyfile(Path(__file__).parent / "remote_code" / _MINICPM_CODE, out / _MINICPM_CODE)

@@ -92,7 +92,10 @@ def reference_run(
                 raise UsageError(
                     f"Layer id {layer} does not exist: this model has the layers 0 to {count - 1}."
                 )
-        model_class = getattr(transformers, config["architectures"][0])
+        # By the model type where the architecture is one that only vLLM and remote code name so.
+        model_class = getattr(
+            transformers, config["architectures"][0], transformers.AutoModelForCausalLM
+        )
         model = model_class.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="eager"
         ).eval()
@@ -206,9 +209,7 @@ def compare(results: Sequence[Any], reference: Sequence[Sequence[Tensor]]) -> De
     for prompt, (result, expected) in enumerate(zip(results, reference, strict=True)):
         layers = result["hidden_states"] if isinstance(result, Mapping) else result
         if len(layers) != len(expected):
-            raise UsageError(
-                f"Result {prompt} has {len(layers)} layers, the reference {len(expected)}."
-            )
+            raise UsageError(f"Result {prompt} has {len(layers)} layers, the reference {len(expected)}.")
         for layer, (rows, right) in enumerate(zip(layers, expected, strict=True)):
             if tuple(rows.shape) != tuple(right.shape):
                 raise UsageError(
