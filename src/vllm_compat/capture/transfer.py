@@ -20,7 +20,6 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from vllm_compat.capture.rows import RowStore, Span
@@ -34,7 +33,8 @@ SLAB = 256 * 2**20
 ALIGNMENT = 4096
 
 
-_mapped: list[Any] = []
+_mapped: dict[tuple[int, int, int, int], Any] = {}
+"""Slabs mapped into this process, by (pid, file descriptor, size, inode)."""
 
 
 class Slab:
@@ -118,11 +118,15 @@ def open_states(
     return states
 
 
-@lru_cache(maxsize=4096)
 def _opened(pid: int, fd: int, size: int, inode: int) -> Any:
-    """Map a worker's slab into this process. Slabs live as long as their worker."""
+    """Map a worker's slab into this process, once; slabs of workers that have ended are let go."""
     import torch
 
+    key = (pid, fd, size, inode)
+    if key in _mapped:
+        return _mapped[key]
+    for other in [known for known in _mapped if not os.path.exists(f"/proc/{known[0]}")]:
+        del _mapped[other]
     own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.fstat(own).st_ino != inode:
@@ -133,7 +137,7 @@ def _opened(pid: int, fd: int, size: int, inode: int) -> Any:
         memory = torch.frombuffer(mmap.mmap(own, size), dtype=torch.uint8)
     finally:
         os.close(own)
-    _mapped.append(memory)
+    _mapped[key] = memory
     return memory
 
 
@@ -141,7 +145,7 @@ def is_view(tensor: Any) -> bool:
     """Whether a tensor looks into a worker's slab, which the next batch will overwrite."""
     return any(
         memory.data_ptr() <= tensor.data_ptr() < memory.data_ptr() + len(memory)
-        for memory in _mapped
+        for memory in _mapped.values()
     )
 
 
