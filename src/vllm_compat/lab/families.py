@@ -80,7 +80,8 @@ _LLAMA4 = {
     "num_local_experts": _EXPERTS,
     "num_experts_per_tok": 1,
     "attention_chunk_size": WINDOW,
-    "floor_scale": WINDOW,
+    # vLLM has it only where a model is served with more than 32,768 tokens.
+    "attn_temperature_tuning": False,
 }
 _QWEN_VL_TEXT = {
     **_SIZES,
@@ -274,7 +275,7 @@ FAMILIES = {
     "llama4_text": Family(
         "Llama4ForCausalLM",
         "Llama4TextConfig",
-        "chunked attention, layers without rope, temperature by position, experts in every other",
+        "chunked attention, layers without rope, experts in every other",
         _LLAMA4 | {"interleave_moe_layer_step": 2},
     ),
     "llama4_dense": Family(

@@ -41,6 +41,8 @@ def main(model: str, dtype: str = "float32", tensor_parallel_size: str = "1") ->
         options["swap_space"] = 0
     if config["model_type"] == "kimi_k25":
         options["limit_mm_per_prompt"] = {"vision_chunk": 0}
+    if text.get("attention_chunk_size"):
+        options["block_size"] = 16  # the CPU's own 128 must not be larger than a chunk
     llm = vllm.LLM(
         model,
         dtype=dtype,
