@@ -369,7 +369,7 @@ class _Finder:
                 fitting.append(path)
         if len(fitting) > 1:
             # The nearest of several: a module is usually split, or moves within its package.
-            shared = [_shared(symbol, path) for path in fitting]
+            shared = [shared_prefix(symbol, path) for path in fitting]
             best = max(shared)
             fitting = [p for p, n in zip(fitting, shared, strict=True) if n == best]
         return fitting[0] if len(fitting) == 1 else None
@@ -837,7 +837,8 @@ def _akin(one: str, other: str) -> bool:
     )
 
 
-def _shared(one: str, other: str) -> int:
+def shared_prefix(one: str, other: str) -> int:
+    """Return how many leading parts two dotted names have in common."""
     count = 0
     for left, right in zip(one.split("."), other.split("."), strict=False):
         if left != right:

@@ -60,9 +60,9 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
 
     ``downstream`` and ``transformers`` are package folders.
     """
-    features = []
     if transformers is None:
         return ()
+    features = []
     configuration = transformers / "configuration_utils.py"
     if configuration.is_file() and _torch_for_typing(configuration.read_text(encoding="utf-8")):
         features.append(TORCH_FOR_TYPING)

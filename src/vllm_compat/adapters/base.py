@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -116,15 +116,6 @@ class Adapter(ABC):
     @abstractmethod
     def install(self, transaction: Transaction, plan: Plan) -> None:
         """Enlist the patches of this adapter."""
-
-
-def sites_of(findings: Iterable[Finding]) -> tuple[CallSite, ...]:
-    """Return the call sites of some findings, each once, in order."""
-    seen: dict[CallSite, None] = {}
-    for finding in findings:
-        for site in finding.sites:
-            seen.setdefault(site)
-    return tuple(seen)
 
 
 def lacks(parameter: str) -> Callable[[Any], str | None]:

@@ -46,7 +46,7 @@ class Capture:
         self._captured: dict[int, Any] = {}
         self._spans: tuple[Span, ...] | None = None
         self._failure: str | None = None
-        self.store: RowStore | SharedRowStore = (
+        self.store: RowStore = (
             SharedRowStore(len(self.unique_ids), self.runner.device)
             if shared
             else RowStore(len(self.unique_ids))

@@ -13,6 +13,7 @@ from typing import Any
 
 import vllm_compat
 from vllm_compat.contract import CallSite, Contract, SiteKind
+from vllm_compat.drift import shared_prefix
 from vllm_compat.report import words
 from vllm_compat.surface.model import (
     Parameter,
@@ -182,19 +183,10 @@ def _moved(symbol: str, old: Symbol, before: Surface, after: Surface) -> str | N
         if there is not None and there.kind is old.kind and before.resolve(path) is None:
             found.append(path)
     if len(found) > 1:
-        found.sort(key=lambda path: -_shared(symbol, path))
-        if _shared(symbol, found[0]) == _shared(symbol, found[1]):
+        found.sort(key=lambda path: -shared_prefix(symbol, path))
+        if shared_prefix(symbol, found[0]) == shared_prefix(symbol, found[1]):
             return None
     return found[0] if found else None
-
-
-def _shared(one: str, other: str) -> int:
-    count = 0
-    for left, right in zip(one.split("."), other.split("."), strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
 
 
 # Comparing everything.
