@@ -165,6 +165,13 @@ def _set_up_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_demo)
 
 
+def _set_up_matrix(parser: argparse.ArgumentParser) -> None:
+    from vllm_compat.lab.matrix import add_arguments, run_matrix
+
+    add_arguments(parser)
+    parser.set_defaults(command=run_matrix)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("say what will work, before anything loads", _set_up_check),
     "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
@@ -173,6 +180,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "adapters": ("list the adapters and what each is good for", _set_up_adapters),
     "diff": ("show what changed between two vLLM releases", _set_up_diff),
     "record": ("record the surface of a vLLM release or nightly", _set_up_record),
+    "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
     "demo": ("extract hidden states of a tiny model, and judge them", _set_up_demo),
 }
 

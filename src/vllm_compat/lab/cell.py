@@ -115,6 +115,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
 
     if not options.late:
         apply()
+    begin = time.perf_counter()
     # Stock's own order: speculators before vLLM, which matters to forked workers on a GPU.
     from speculators.data_generation.vllm_hidden_states_generator import (
         VllmHiddenStatesGenerator,
@@ -125,6 +126,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     import torch
     import vllm
 
+    record["import_seconds"] = round(time.perf_counter() - begin, 2)
     _record_versions(record, torch, vllm)
     _force(options)
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
@@ -222,6 +224,8 @@ def describe_worker(worker: Any) -> dict[str, Any]:
     )
     import torch
 
+    import vllm_compat
+
     return {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
         "runner": f"{type(runner).__module__}.{type(runner).__name__}",
@@ -229,6 +233,7 @@ def describe_worker(worker: Any) -> dict[str, Any]:
         "quant_methods": methods,
         "async_scheduling": worker.vllm_config.scheduler_config.async_scheduling,
         "start_method": _started_by(),
+        "shim_seconds": round(vllm_compat.status().seconds, 4),
         "capture": getattr(getattr(worker, "_vllm_compat_capture", None), "strategy", "downstream"),
         "block_size": worker.vllm_config.cache_config.block_size,
     }

@@ -173,14 +173,15 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers.group().split("."))
 
 
-def _within(version: str, since: str, before: str | None) -> bool:
+def within(version: str, since: str, before: str | None) -> bool:
+    """Tell whether a version lies in a range, by its release numbers alone."""
     release = _release(version)
     return _release(since) <= release and (before is None or release < _release(before))
 
 
 def quirks(vllm_version: str) -> list[Quirk]:
     """Return the quirks of one release, in the order of the table."""
-    return [quirk for quirk in QUIRKS if _within(vllm_version, quirk.since, quirk.before)]
+    return [quirk for quirk in QUIRKS if within(vllm_version, quirk.since, quirk.before)]
 
 
 def recipe(vllm_version: str, transformers: str | None = None) -> Environment:
@@ -189,7 +190,7 @@ def recipe(vllm_version: str, transformers: str | None = None) -> Environment:
     `transformers` is a bound such as ``<5`` for releases that take both generations.
     """
     for row in UNUSABLE:
-        if _within(vllm_version, row.since, row.before):
+        if within(vllm_version, row.since, row.before):
             raise UsageError(f"No environment can be made for vLLM {vllm_version}: {row.reason}.")
     rows = quirks(vllm_version)
     constraints = [item for quirk in rows for item in quirk.constraints]
@@ -364,6 +365,19 @@ def find_uv(
     """Return the command that starts uv: PATH's, the running Python's, or one installed under root."""
     base = Path(root) if root is not None else default_root()
     return _Builder(base.expanduser().absolute(), progress or (lambda _sentence: None)).uv()
+
+
+def speculators_folder(
+    version: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Return the folder of one speculators release, installed where it is missing."""
+    base = Path(root) if root is not None else default_root()
+    return _Builder(base.expanduser().absolute(), progress or (lambda _sentence: None)).speculators(
+        version
+    )
 
 
 def ensure(
