@@ -172,6 +172,13 @@ def _set_up_matrix(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_matrix)
 
 
+def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
+    from vllm_compat.lab.nightly import add_arguments, run_nightly
+
+    add_arguments(parser)
+    parser.set_defaults(command=run_nightly)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("say what will work, before anything loads", _set_up_check),
     "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
@@ -181,6 +188,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "diff": ("show what changed between two vLLM releases", _set_up_diff),
     "record": ("record the surface of a vLLM release or nightly", _set_up_record),
     "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
+    "nightly": ("judge and run a vLLM that is not released yet", _set_up_nightly),
     "demo": ("extract hidden states of a tiny model, and judge them", _set_up_demo),
 }
 
