@@ -347,23 +347,25 @@ class Recorder:
 
 def _index_url() -> str:
     """Return the package index that pip uses, without its trailing slash."""
-    url = os.environ.get("PIP_INDEX_URL")
+    for variable in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        if url := os.environ.get(variable):
+            return url.rstrip("/")
+    # An environment that uv made has no pip, but Python brings one to install it from.
+    code = (
+        "import glob, os, sys; import ensurepip\n"
+        "wheels = os.path.join(os.path.dirname(ensurepip.__file__), '_bundled', 'pip-*.whl')\n"
+        "sys.path += glob.glob(wheels)\n"
+        "from pip._internal.configuration import Configuration\n"
+        "from pip._internal.models.index import PyPI\n"
+        "found = Configuration(isolated=False); found.load(); found = dict(found.items())\n"
+        "print(found.get('global.index-url') or PyPI.simple_url)\n"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    url = asked.stdout.strip()
     if not url:
-        asked = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", "global.index-url"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        url = asked.stdout.strip()
-    if not url:
-        try:
-            from pip._internal.models.index import PyPI
-        except ImportError:
-            raise UsageError(
-                "No package index is known: install pip, or set PIP_INDEX_URL."
-            ) from None
-        url = str(PyPI.simple_url)
+        raise UsageError("No package index is known: install pip, or set PIP_INDEX_URL.")
     return url.rstrip("/")
 
 
