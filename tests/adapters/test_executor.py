@@ -111,12 +111,12 @@ def test_a_step_of_another_engine_is_left_to_its_owner(
     ("downstream", "edits", "needed"),
     [
         ("speculators_0_3", (), True),
-        ("speculators_0_3", (LISTED,), False),
+        ("speculators_0_3", (LISTED,), True),
         ("speculators_0_4", (), False),
     ],
     ids=["bare reply, indexed", "list of one", "bare reply, taken as it is"],
 )
-def test_a_bare_reply_is_listed_where_its_first_item_is_taken(
+def test_states_by_request_are_put_by_layer_where_the_first_item_of_the_reply_is_taken(
     make_case: MakeCase, downstream: str, edits: tuple[Any, ...], needed: bool
 ) -> None:
     need = by_name("executor.unique_reply").need(make_case(downstream, *edits))
@@ -147,6 +147,24 @@ def test_captured_states_are_one_list_of_layers_in_the_order_of_the_inputs(
         for request_id, n in lengths.items():  # as the downstream cuts them
             assert rows[offset : offset + n] == states[request_id][layer]
             offset += n
+
+
+def test_a_reply_that_is_a_list_already_is_not_listed_again(
+    make_executor: Callable[..., Any], make_case: MakeCase, install: Install
+) -> None:
+    executor = make_executor()
+
+    def as_0_11_0(
+        self: Any, method: str, args: tuple[Any, ...] = (), unique_reply_rank: int | None = None
+    ) -> list[Any]:
+        return [{"a": ["rows"]}]
+
+    type(executor).collective_rpc = as_0_11_0
+    install("executor.unique_reply", make_case("speculators_0_3", LISTED))
+    with call_of(None) as call:
+        call.prompts["a"] = [0] * 4
+        (layers,) = ask(executor)
+    assert [layer[0:4] for layer in layers] == ["rows"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,24 +66,33 @@ class TwoPhaseStep(Adapter):
 
 
 class UniqueReply(Adapter):
-    """Give the captured states back in the list that the downstream expects."""
+    """Give the captured states back in the list, and in the shape, that the downstream expects."""
 
     name = "executor.unique_reply"
     target = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.collective_rpc"
-    vllm = ">=0.11.1"
+    vllm = ">=0.11.0"
     downstream = "<0.4"
-    changed = "0.11.1: collective_rpc(unique_reply_rank=…) returns the bare reply, not a list of one."
+    changed = (
+        "0.11.1: collective_rpc(unique_reply_rank=…) returns the bare reply, not a list of one. On"
+        " every release worker.capture answers with rows by request, not with one tensor a layer."
+    )
     relies = (
         "Takes [0] of the reply, which is then the first layer's tensor; every token is saved as if"
         " it were a layer (771 tensors of shape [512] a sample, without an error)."
     )
-    does = "Puts the reply of such a call into a list of one."
+    does = (
+        "Gives each layer the rows of all requests, in the order of the inputs; puts the reply into a"
+        " list of one where vLLM has not."
+    )
     until = "speculators 0.3.0 is out of use."
-    shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: the truth value of a tensor is ambiguous"
+    shown_by = (
+        "llama, speculators 0.3.0, vLLM 0.16.0: the truth value of a tensor is ambiguous; vLLM 0.11.0:"
+        " 'str' object has no attribute 'clone'"
+    )
 
     def need(self, case: Case) -> Need | None:
         signature = case.surface.signature(f"{EXECUTOR}.collective_rpc")
-        if signature is None or (signature.returns or "").startswith("list["):
+        if signature is None:
             return None
         sites = tuple(
             site
@@ -92,6 +102,8 @@ class UniqueReply(Adapter):
         )
         if not sites:
             return None
+        if (signature.returns or "").startswith("list["):
+            return Need(f"rows are captured by request, {sites[0].where} expects them by layer")
         return Need(
             f"collective_rpc(unique_reply_rank=…) returns the bare reply, {sites[0].where} takes [0]"
             " of it",
@@ -112,7 +124,10 @@ class UniqueReply(Adapter):
                 or method != "_get_captured_states"
             ):
                 return reply
-            return [_in_input_order(reply) if isinstance(reply, dict) else reply]
+            # 0.11.0 returns a list of one already, and says so in its signature.
+            listed = str(inspect.signature(wrapped).return_annotation).startswith("list[")
+            states = reply[0] if listed else reply
+            return [_in_input_order(states) if isinstance(states, dict) else states]
 
         transaction.wrap(
             "vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc", enlist

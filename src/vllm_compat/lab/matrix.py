@@ -404,6 +404,8 @@ def run_cell(
     if record["outcome"] != Outcome.RIGHT:
         record["error"] = _clean(found.get("error"), paths)
         record["log"] = _excerpt(found, paths)
+        if trace := _clean(found.get("traceback"), paths):
+            record["log"] += trace.splitlines()
     return record
 
 
@@ -519,13 +521,13 @@ def _distribution(folder: Path) -> dict[str, Any]:
 
 
 def _clean(text: object, paths: EnvironmentPaths) -> str | None:
-    """Return an error's words without folders of this machine, at most 600 characters."""
+    """Return an error's words without folders of this machine, at most 1,200 characters."""
     if not text:
         return None
     words = str(text)
     for folder, name in ((paths.root, "ROOT"), (Path.home(), "~"), (tempfile.gettempdir(), "TMP")):
         words = words.replace(str(folder), name)
-    return words[:600]
+    return words[-1200:]
 
 
 def _excerpt(found: dict[str, Any], paths: EnvironmentPaths, lines: int = 25) -> list[str]:
@@ -667,6 +669,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prepare", action="store_true", help="only make the environments")
     parser.add_argument("--remove", action="store_true", help="remove each environment after use")
     parser.add_argument("--list", action="store_true", help="show the records and the disk used")
+    parser.add_argument("--plan", action="store_true", help="only print the releases, as JSON")
+    parser.add_argument("--report", action="store_true", help="only report the records that are there")
     parser.add_argument("--root", metavar="FOLDER", help="where environments lie")
     parser.add_argument("--cores", type=int, default=2, metavar="N", help="(default: 2)")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="for one cell")
@@ -692,6 +696,12 @@ def run_matrix(options: argparse.Namespace) -> int:
         raise UsageError("Name vLLM releases (0.16.0, or 0.17.0-0.19.1), or give --all.")
     else:
         releases = known_releases() if options.all else choose(options.releases)
+    if options.plan:
+        print(json.dumps(releases))
+        return 0
+    if options.report:
+        found = [r for r in read_records(out) if release_of(r) in releases]
+        return _give(found, options)
     matrix = Matrix(
         Options(
             releases=tuple(releases),
@@ -716,6 +726,10 @@ def run_matrix(options: argparse.Namespace) -> int:
         records = matrix.run()
     if options.prepare:
         return 0
+    return _give(records, options)
+
+
+def _give(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> int:
     text = report(records, options.format)
     if options.output:
         Path(options.output).write_text(text, encoding="utf-8")
