@@ -158,7 +158,7 @@ def test_the_order_of_adapters_left_out_makes_no_difference(site: Site) -> None:
     [
         ("without=['nothing.known']", "There is no adapter 'nothing.known'"),
         ("without='worker.capture'", "There is no adapter"),
-        ("capture='sometimes'", "capture is 'sometimes'; it must be 'auto', 'hooks' or 'stock'"),
+        ("capture='never'", "capture is 'never'; it must be one of auto, hooks, auxiliary, stock"),
         ("transfer='pigeon'", "transfer is 'pigeon'; it must be 'auto' or 'rpc'"),
     ],
 )

@@ -10,7 +10,7 @@ import atexit
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat import doors
@@ -38,6 +38,7 @@ class _Account:
     last: float = 0.0
     written: float = 0.0
     failure: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 _account: _Account | None = None
@@ -74,6 +75,13 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
         write()
 
 
+def note(sentence: str) -> None:
+    """Add to the verdict what was seen of the data."""
+    account = _account
+    if account is not None and account.pid == os.getpid():
+        account.notes.append(sentence)
+
+
 def fail(cause: str) -> None:
     """Note why a ``generate()`` call has failed; the first cause stays."""
     account = _account
@@ -98,6 +106,7 @@ def _extracted(account: _Account) -> str:
     return (
         f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
         f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
+        + "".join(f", {sentence}" for sentence in account.notes)
     )
 
 

@@ -82,9 +82,11 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def _set_up_run(parser: argparse.ArgumentParser) -> None:
+    from vllm_compat.environment import CAPTURES
+
     parser.usage = (
-        "vllm-compat run [--capture C] [--without ADAPTER] [--record FILE] (SCRIPT | -m MODULE)"
-        " [ARGS ...]"
+        "vllm-compat run [--capture C] [--no-canary] [--without ADAPTER] [--record FILE]"
+        " (SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.description = (
         "Run a program that has never heard of vllm_compat in a supervised child: same arguments,"
@@ -94,8 +96,14 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capture",
         default="auto",
-        choices=["auto", "hooks", "stock"],
-        help="how hidden states are captured (auto: forward hooks)",
+        choices=CAPTURES,
+        help="how hidden states are captured (auto: forward hooks, else auxiliary states)",
+    )
+    parser.add_argument(
+        "--canary",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="repeat prompts of the first batch and compare their rows before going on",
     )
     parser.add_argument(
         "--without", action="append", default=[], metavar="ADAPTER", help="leave an adapter out"
@@ -198,7 +206,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from vllm_compat.launch import LaunchOptions, run
 
-    apply = {"capture": options.capture, "without": options.without}
+    apply = {"capture": options.capture, "without": options.without, "canary": options.canary}
     record = Path(options.record) if options.record else None
     return run(
         options.argv, module=options.module, options=LaunchOptions(record=record, apply=apply)

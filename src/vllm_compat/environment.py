@@ -14,6 +14,9 @@ from pathlib import Path
 PACKAGES = ("torch", "transformers", "pydantic", "datasets", "huggingface-hub", "triton")
 """Distributions whose version is part of every record."""
 
+CAPTURES = ("auto", "hooks", "auxiliary", "stock")
+"""The capture strategies that can be asked for (`vllm_compat.capture.worker.Capture`)."""
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -22,8 +25,9 @@ class Environment:
     ``versions`` maps distribution names to version strings (absent where not installed);
     ``device`` is ``cpu``, ``cuda``, ``rocm`` or ``unknown``, where ``cpu`` means that this vLLM
     build computes on the CPU, whatever else the machine has.
-    ``capture`` is the capture strategy asked for: ``auto``, ``hooks`` or ``stock``;
-    ``transfer`` how rows leave the worker: ``auto`` or ``rpc``. ``features`` are facts read from
+    ``capture`` is the capture strategy asked for, one of `CAPTURES`;
+    ``transfer`` how rows leave the worker: ``auto`` or ``rpc``; ``canary`` whether the first batch is
+    repeated and compared (`vllm_compat.canary`). ``features`` are facts read from
     installed source, in the words of this module.
     """
 
@@ -32,6 +36,7 @@ class Environment:
     device: str
     capture: str = "auto"
     transfer: str = "auto"
+    canary: bool = False
     features: tuple[str, ...] = ()
 
     def version(self, name: str) -> str | None:
@@ -108,6 +113,7 @@ def read_environment(
     *,
     capture: str = "auto",
     transfer: str = "auto",
+    canary: bool = False,
     features: tuple[str, ...] = (),
     root: Path = Path("/"),
 ) -> Environment:
@@ -127,6 +133,7 @@ def read_environment(
         device=_device(vllm_version, vllm_distribution, os.environ, root),
         capture=capture,
         transfer=transfer,
+        canary=canary,
         features=features,
     )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat import account, doors, engine
+from vllm_compat.canary import check_canary, has_router
 from vllm_compat.errors import GuardError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vllm_compat.plan import Plan
 
 
+_CANARY = "_vllm_compat_canary"
 SAMPLE_TOKENS = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.sample_tokens"
 
 
@@ -29,7 +31,10 @@ def install(transaction: Transaction, plan: Plan) -> None:
     module, _, cls = plan.roles.generator.partition(":")
     transaction.wrap(f"{module}:{cls}.__init__", _while_building)
     transaction.wrap(
-        f"{module}:{cls}.generate", _checked_generate("worker.capture" not in plan.adapters)
+        f"{module}:{cls}.generate",
+        _checked_generate(
+            everything="worker.capture" not in plan.adapters, canary=plan.environment.canary
+        ),
     )
     transaction.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", _book_request)
 
@@ -90,12 +95,36 @@ def _book_request(
     return wrapped(*args, **kwargs)
 
 
-def _checked_generate(everything: bool) -> Wrapper:
-    """Return the wrapper that checks inputs and results of each ``generate()`` call."""
+def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
+    """Return the wrapper that checks inputs and results of each ``generate()`` call.
+
+    With ``canary``, the first call of a generator is followed by that check before its results are
+    handed over.
+    """
 
     def generate(
         wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        workers = list(getattr(instance.executor, "workers", None) or ())
+
+        def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
+            with engine.call_of(instance) as call:
+                try:
+                    results = wrapped(*args, **kwargs)
+                    prompts = list(call.prompts.values())
+                    check_requests(given, prompts)
+                    check_results(
+                        results,
+                        prompts,
+                        len(instance.layer_ids),
+                        kind=model_kind(instance),
+                        everything=everything,
+                    )
+                    return results, prompts
+                finally:
+                    call.over = True
+                    _abandon(instance.scheduler, call)
+
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
         for index, prompt in enumerate(given):
@@ -103,23 +132,41 @@ def _checked_generate(everything: bool) -> Wrapper:
                 raise GuardError(
                     f"Prompt {index} has no tokens; leave empty prompts out of the batch."
                 )
-        workers = list(getattr(instance.executor, "workers", None) or ())
-        with engine.call_of(instance) as call:
-            try:
-                results = wrapped(*args, **kwargs)
-                prompts = list(call.prompts.values())
-                check_requests(given, prompts)
-                check_results(results, prompts, len(instance.layer_ids), everything=everything)
-                account.add(results)
-                return results
-            except Exception as error:
-                account.fail(f"{_dead(workers)}{type(error).__name__}: {error}")
-                raise
-            finally:
-                call.over = True
-                _abandon(instance.scheduler, call)
+        try:
+            results, prompts = once(given, *args, **kwargs)
+            if canary and _CANARY not in instance.__dict__:
+
+                def again(batch: list[list[int]]) -> Any:
+                    if args:
+                        return once(batch, batch, *args[1:], **kwargs)[0]
+                    return once(batch, **{**kwargs, "token_ids": batch})[0]
+
+                seen = check_canary(again, prompts, results, routed=_has_router(instance))
+                instance.__dict__[_CANARY] = seen
+                account.note(str(seen))
+            account.add(results)
+            return results
+        except Exception as error:
+            account.fail(f"{_dead(workers)}{type(error).__name__}: {error}")
+            raise
 
     return generate
+
+
+def model_kind(generator: Any) -> tuple[int, str] | None:
+    """Return width and dtype of the model's rows, from the generator's vLLM configuration.
+
+    None where the downstream keeps none.
+    """
+    config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
+    if config is None:
+        return None
+    return int(config.get_hidden_size()), str(config.dtype).removeprefix("torch.")
+
+
+def _has_router(generator: Any) -> bool:
+    config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
+    return config is None or has_router(config.hf_text_config)
 
 
 def _dead(workers: Sequence[Any]) -> str:
@@ -178,13 +225,14 @@ def check_results(
     prompts: Sequence[Sequence[int]],
     layers: int,
     *,
+    kind: tuple[int, str] | None = None,
     everything: bool = True,
 ) -> None:
     """Check one batch: order, rows, layers, shape, dtype, finite, not all zero.
 
-    ``prompts`` are the token ids in the order of the inputs. With ``everything`` off, the values of
-    only the first and last row of each tensor are looked at here: the worker has looked at all of
-    them, on the device.
+    ``prompts`` are the token ids in the order of the inputs, ``kind`` the model's width and dtype. With
+    ``everything`` off, the values of only the first and last row of each tensor are looked at here: the
+    worker has looked at all of them, on the device.
 
     Raises:
         GuardError: Names the sample, the layer and what is wrong with it.
@@ -193,7 +241,9 @@ def check_results(
 
     if len(results) != len(prompts):
         raise GuardError(f"{len(prompts)} prompts gave {len(results)} results.")
-    expected: tuple[int, str] | None = None
+    expected = kind
+    if kind and results and str(results[0]["hidden_states"][0].dtype) == "torch.float32":
+        expected = kind[0], "float32"  # some models keep a more exact residual stream than their dtype
     for sample, (result, prompt) in enumerate(zip(results, prompts, strict=True)):
         check_tokens(sample, result["input_ids"], prompt)
         if any(map(is_view, result["hidden_states"])):
@@ -242,7 +292,7 @@ def check_layers(
         expected = expected or rows.kind
         if rows.kind != expected:
             raise GuardError(
-                f"{where}: width and dtype {rows.kind}, other layers have {expected}."
+                f"{where}: width and dtype {rows.kind}, the model and other layers have {expected}."
             )
         for bad, what in ((rows.not_finite, "not finite"), (rows.zero, "all zero")):
             if bad:

@@ -17,7 +17,7 @@ OLDEST = "0.11.0"
 
 
 def installed_pair(
-    downstream: str, *, capture: str = "auto", transfer: str = "auto"
+    downstream: str, *, capture: str = "auto", transfer: str = "auto", canary: bool = False
 ) -> tuple[Contract, Surface, Environment]:
     """Read contract, surface and environment of this interpreter, importing none of them.
 
@@ -33,6 +33,7 @@ def installed_pair(
         surface.distribution,
         capture=capture,
         transfer=transfer,
+        canary=canary,
         features=read_features(Path(contract.root), _package_folder("transformers")),
     )
     return contract, surface, environment

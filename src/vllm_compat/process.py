@@ -28,12 +28,13 @@ class _Options:
     downstream: str
     capture: str
     transfer: str
+    canary: bool
     without: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
             f"{self.downstream}, capture={self.capture!r}, transfer={self.transfer!r},"
-            f" without={self.without}"
+            f" canary={self.canary}, without={self.without}"
         )
 
 
@@ -82,6 +83,7 @@ def apply(
     downstream: str = "speculators",
     capture: str = "auto",
     transfer: str = "auto",
+    canary: bool = False,
     without: Collection[str] = (),
 ) -> Status:
     """Plan from the installed source, then patch this process and open the door for its children.
@@ -91,8 +93,12 @@ def apply(
 
     Args:
         downstream: The distribution to adapt, ``speculators``.
-        capture: ``auto`` or ``hooks`` for forward hooks, ``stock`` for the downstream's own loop.
+        capture: ``hooks`` for forward hooks on the decoder layers, ``auxiliary`` for the model's own
+            auxiliary hidden states, ``auto`` for the first of these that fits, ``stock`` for the
+            downstream's own loop.
         transfer: ``auto`` for memory that worker and driver share, ``rpc`` for pickled replies.
+        canary: Repeat prompts of the first batch alone and mixed with others, and refuse to go on
+            unless their rows agree.
         without: Adapters to leave out although they are needed, to see what they are good for.
 
     Returns:
@@ -106,7 +112,7 @@ def apply(
         PatchError: A patch did not go in; everything has been taken back.
     """
     global _error
-    asked = _Options(downstream, capture, transfer, tuple(sorted(set(without))))
+    asked = _Options(downstream, capture, transfer, canary, tuple(sorted(set(without))))
     with _lock:
         if _state is not None and _state.transaction.active:
             _same(_state.asked, asked)
@@ -120,7 +126,11 @@ def apply(
             _force(plan, asked, begin)
         else:
             plan = plan_installed(
-                downstream=downstream, capture=capture, transfer=transfer, without=asked.without
+                downstream=downstream,
+                capture=capture,
+                transfer=transfer,
+                canary=canary,
+                without=asked.without,
             )
             plan.refuse()
             shut = doors.allow_list_shuts_us_out(os.environ)
@@ -142,18 +152,20 @@ def plan_installed(
     downstream: str = "speculators",
     capture: str = "auto",
     transfer: str = "auto",
+    canary: bool = False,
     without: Collection[str] = (),
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
+    from vllm_compat.environment import CAPTURES
     from vllm_compat.pair import installed_pair
     from vllm_compat.plan import make_plan
 
-    if capture not in ("auto", "hooks", "stock"):
-        raise UsageError(f"capture is {capture!r}; it must be 'auto', 'hooks' or 'stock'.")
+    if capture not in CAPTURES:
+        raise UsageError(f"capture is {capture!r}; it must be one of {', '.join(CAPTURES)}.")
     if transfer not in ("auto", "rpc"):
         raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
     contract, surface, environment = installed_pair(
-        downstream, capture=capture, transfer=transfer
+        downstream, capture=capture, transfer=transfer, canary=canary
     )
     return make_plan(contract, surface, environment, switched_off=without)
 
@@ -256,7 +268,11 @@ def _force(plan: Plan, asked: _Options, begin: float) -> None:
 def _options_of(plan: Plan) -> _Options:
     environment = plan.environment
     return _Options(
-        plan.downstream, environment.capture, environment.transfer, plan.switched_off
+        plan.downstream,
+        environment.capture,
+        environment.transfer,
+        environment.canary,
+        plan.switched_off,
     )
 
 

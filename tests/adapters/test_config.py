@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +154,58 @@ def test_prefix_caching_is_off_in_the_downstreams_engine_and_in_no_other(
     assert engine("another.Extension").cache_config.enable_prefix_caching is True
     assert engine("").cache_config.enable_prefix_caching is True
     assert config.VllmConfig().cache_config.enable_prefix_caching is True
+
+
+WINDOW = (
+    "vllm/config.py",
+    "    num_gpu_blocks: int | None = None\n",
+    "    num_gpu_blocks: int | None = None\n    sliding_window: int | None = None\n",
+)
+
+
+@pytest.mark.parametrize("downstream", ["speculators_0_3", "speculators_0_4"])
+def test_the_window_is_told_where_the_cache_has_one_and_is_not_told(
+    make_case: MakeCase, downstream: str
+) -> None:
+    assert not needs("config.sliding_window", make_case(downstream))
+    assert needs("config.sliding_window", make_case(downstream, WINDOW))
+    given = (GENERATOR, "block_size=16, ", "sliding_window=8, ")
+    assert needs("config.sliding_window", make_case("speculators_0_3", WINDOW, given)) is False
+
+
+@pytest.mark.parametrize(
+    ("extension", "interleaved", "before", "after"),
+    [
+        (EXTENSION, False, None, 32),
+        (EXTENSION, True, None, None),
+        (EXTENSION, False, 8, 8),
+        ("another.Extension", False, None, None),
+    ],
+    ids=["every layer slides", "some layers slide", "told already", "another engine"],
+)
+def test_the_window_is_the_models(
+    config: Any,
+    make_case: MakeCase,
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    extension: str,
+    interleaved: bool,
+    before: int | None,
+    after: int | None,
+) -> None:
+    helper = ModuleType("vllm.transformers_utils.config")
+    helper.__dict__["is_interleaved"] = lambda text_config: text_config == "interleaved"
+    monkeypatch.setitem(sys.modules, "vllm.transformers_utils", ModuleType("vllm.transformers_utils"))
+    monkeypatch.setitem(sys.modules, "vllm.transformers_utils.config", helper)
+    install("config.sliding_window", make_case("speculators_0_4", WINDOW))
+    model_config = SimpleNamespace(
+        hf_text_config="interleaved" if interleaved else "uniform", get_sliding_window=lambda: 32
+    )
+    cache_config = config.CacheConfig()
+    cache_config.sliding_window = before
+    config.VllmConfig(
+        model_config=model_config,
+        cache_config=cache_config,
+        parallel_config=config.ParallelConfig(worker_extension_cls=extension),
+    )
+    assert cache_config.sliding_window == after

@@ -142,11 +142,11 @@ FAULTS = {
     "no rows": (change(1, 1, lambda t: t[:0]), r"^Sample 1, layer number 1: shape \[0, 16\] for 1"),
     "another dtype": (
         change(1, 2, lambda t: t.double()),
-        r"^Sample 1, layer number 2: width and dtype \(16, 'float64'\), other layers have",
+        r"^Sample 1, layer number 2: width and dtype \(16, 'float64'\), the model and other",
     ),
     "another width": (
         change(3, 0, lambda t: t[:, :8]),
-        r"^Sample 3, layer number 0: width and dtype \(8, 'float32'\), other layers have",
+        r"^Sample 3, layer number 0: width and dtype \(8, 'float32'\), the model and other",
     ),
     "a batch dimension": (
         change(0, 1, lambda t: t[None]),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.capture.layers import decoder, residual_stream
+from vllm_compat.capture.layers import decoder, leaves_the_sum, stream_reader
 from vllm_compat.errors import GuardError
 
 torch: Any = pytest.importorskip("torch")
@@ -26,24 +26,34 @@ def module(**children: Any) -> Any:
 @pytest.mark.parametrize(
     ("model", "path"),
     [
-        (module(layers=4), ""),
-        (module(model=module(layers=4)), "model"),
-        (module(language_model=module(layers=4), vision_tower=module(layers=2)), "language_model"),
+        (module(layers=4), "layers"),
+        (module(model=module(layers=4)), "model.layers"),
+        (module(transformer=module(h=4)), "transformer.h"),
+        (
+            module(language_model=module(layers=4), vision_tower=module(layers=2)),
+            "language_model.layers",
+        ),
         (
             module(language_model=module(model=module(layers=4)), vision_tower=module(layers=4)),
-            "language_model.model",
+            "language_model.model.layers",
         ),
         (
             module(vision_tower=module(encoder=module(layers=4)), model=module(layers=4)),
-            "model",
+            "model.layers",
         ),
-        (module(model=module(layers=4, head=module(layers=1))), "model"),
+        (module(visual=module(blocks=4), model=module(layers=4)), "model.layers"),
+        (module(model=module(layers=4, head=module(layers=1))), "model.layers"),
+        (module(model=module(layers=4, norms=4)), "model.layers"),
+        (
+            module(model=module(layers=torch.nn.ModuleList(module(experts=4) for _ in range(4)))),
+            "model.layers",
+        ),
     ],
 )
 def test_the_text_models_layers_are_found(model: Any, path: str) -> None:
     name, found = decoder(model, 4)
     assert name == path
-    assert found is (model.get_submodule(path) if path else model)
+    assert found is model.get_submodule(path)
 
 
 @pytest.mark.parametrize(
@@ -51,42 +61,148 @@ def test_the_text_models_layers_are_found(model: Any, path: str) -> None:
     [
         (module(model=module(layers=3)), "none"),
         (module(), "none"),
-        (module(one=module(layers=4), two=module(layers=4)), "'one', 'two'"),
+        (module(one=module(layers=4), two=module(layers=4)), "'one.layers', 'two.layers'"),
         (
             module(language_model=module(one=module(layers=4), two=module(layers=4))),
-            "'language_model.one', 'language_model.two'",
+            "'language_model.one.layers', 'language_model.two.layers'",
         ),
     ],
 )
 def test_layers_that_cannot_be_told_are_refused(model: Any, found: str) -> None:
-    with pytest.raises(GuardError, match=f"one module with 4 layers, found .*{found}"):
+    with pytest.raises(GuardError, match=f"one list of 4 layers, found .*{found}"):
         decoder(model, 4)
 
 
 def test_a_list_that_is_no_module_list_is_no_layers() -> None:
     model = module(model=module(layers=4))
     model.layers = [1, 2, 3, 4]
-    assert decoder(model, 4)[0] == "model"
+    assert decoder(model, 4)[0] == "model.layers"
 
 
-def test_one_tensor_is_the_stream_and_is_kept_from_later_changes() -> None:
+class Sum:
+    """Leaves the sum to the next layer, as most of vLLM's layers do."""
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        if residual is None:
+            residual = hidden_states
+            hidden_states = self.norm(hidden_states)  # type: ignore[attr-defined]
+        else:
+            hidden_states, residual = self.norm(hidden_states, residual)  # type: ignore[attr-defined]
+        return hidden_states, residual
+
+
+class SumInPlace:
+    def forward(self, hidden_states: Any, residual: Any) -> Any:
+        residual += hidden_states
+        return hidden_states, residual
+
+
+class SumWithMore:
+    def forward(self, hidden_states: Any, residual: Any, cache: Any) -> Any:
+        hidden_states, residual = self.norm(hidden_states, residual)  # type: ignore[attr-defined]
+        return hidden_states, residual, cache
+
+
+class HandsOn(Sum):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class Whole:
+    """Has added the residual already, and returns it all the same, as Command-R does."""
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        residual = hidden_states
+        hidden_states = residual + self.norm(hidden_states)  # type: ignore[attr-defined]
+        return hidden_states, residual
+
+
+class WholeWithoutParameter:
+    def forward(self, positions: Any, hidden_states: Any) -> Any:
+        residual = hidden_states
+        return residual + hidden_states, residual
+
+
+class One:
+    def forward(self, hidden_states: Any) -> Any:
+        return hidden_states
+
+
+class Neither:
+    """Reads what it is given on one way only."""
+
+    def forward(self, hidden_states: Any, residual: Any) -> Any:
+        if self.first:  # type: ignore[attr-defined]
+            residual = hidden_states
+        return hidden_states + residual, residual
+
+
+class Expression:
+    def forward(self, hidden_states: Any, residual: Any) -> Any:
+        return hidden_states, residual + hidden_states
+
+
+class TwoWays:
+    def forward(self, hidden_states: Any, residual: Any, other: Any) -> Any:
+        if residual is None:
+            return hidden_states, other
+        return hidden_states, residual
+
+
+@pytest.mark.parametrize("layer", [Sum, SumInPlace, SumWithMore, HandsOn])
+def test_a_residual_that_is_read_is_added_by_the_next_layer(layer: type) -> None:
+    assert leaves_the_sum(layer) is True
+
+
+@pytest.mark.parametrize("layer", [Whole, WholeWithoutParameter])
+def test_a_residual_that_nobody_reads_has_been_added_already(layer: type) -> None:
+    assert leaves_the_sum(layer) is False
+
+
+@pytest.mark.parametrize("layer", [One, Neither, Expression, TwoWays, torch.nn.Identity, object])
+def test_what_the_source_does_not_tell_is_not_guessed(layer: type) -> None:
+    assert leaves_the_sum(layer) is None
+
+
+def test_a_forward_without_source_is_not_guessed() -> None:
+    space: dict[str, Any] = {}
+    exec("class Made:\n    def forward(self, h, residual):\n        return h, residual", space)
+    assert leaves_the_sum(space["Made"]) is None
+
+
+@pytest.mark.parametrize("layer", [One, Sum, Whole, Neither])
+def test_one_tensor_is_the_stream_and_is_kept_from_later_changes(layer: type) -> None:
     output = torch.ones(2, 3)
-    stream = residual_stream(output, "0")
+    stream = stream_reader(layer(), "0")(output)
     output += 1
     assert torch.equal(stream, torch.ones(2, 3))
 
 
-def test_a_pair_is_summed() -> None:
+@pytest.mark.parametrize(("layer", "value"), [(Sum, 3.0), (HandsOn, 3.0), (Whole, 1.0)])
+def test_a_pair_is_read_as_its_layer_means_it(layer: type, value: float) -> None:
     hidden, residual = torch.ones(2, 3), torch.full((2, 3), 2.0)
-    stream = residual_stream((hidden, residual), "0")
+    stream = stream_reader(layer(), "0")((hidden, residual))
     hidden += 1
     residual += 1
-    assert torch.equal(stream, torch.full((2, 3), 3.0))
+    assert torch.equal(stream, torch.full((2, 3), value))
 
 
-def test_a_pair_without_a_residual_is_the_stream() -> None:
+def test_more_than_a_pair_is_read_where_the_sum_is_sure() -> None:
+    output = (torch.ones(2, 3), torch.ones(2, 3), None)
+    assert torch.equal(stream_reader(SumWithMore(), "0")(output), torch.full((2, 3), 2.0))
+    with pytest.raises(GuardError, match="Decoder layer 0 returned tuple"):
+        stream_reader(Whole(), "0")(output)
+
+
+def test_a_pair_that_the_source_does_not_explain_is_refused() -> None:
+    with pytest.raises(GuardError, match=r"Decoder layer 5, Neither, .* does not tell"):
+        stream_reader(Neither(), "5")((torch.ones(1, 3), torch.ones(1, 3)))
+
+
+@pytest.mark.parametrize("layer", [One, Sum, Whole, Neither])
+def test_a_pair_without_a_residual_is_the_stream(layer: type) -> None:
     hidden = torch.ones(2, 3)
-    stream = residual_stream((hidden, None), "0")
+    stream = stream_reader(layer(), "0")((hidden, None))
     hidden += 1
     assert torch.equal(stream, torch.ones(2, 3))
 
@@ -106,4 +222,4 @@ def test_a_pair_without_a_residual_is_the_stream() -> None:
 )
 def test_anything_else_is_refused_with_the_layer(output: Any) -> None:
     with pytest.raises(GuardError, match="Decoder layer 7 returned"):
-        residual_stream(output, "7")
+        stream_reader(Whole(), "7")(output)

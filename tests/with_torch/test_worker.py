@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -290,3 +291,77 @@ def test_a_runner_of_another_kind_is_refused(extension: Any) -> None:
     extension.model_runner = SimpleNamespace(model=Model(), device=torch.device("cpu"))
     with pytest.raises(GuardError, match="tells the order of its batch in no way"):
         Capture(extension, [0])
+
+
+class Auxiliary(Model):
+    """Hands over auxiliary states, as vLLM's models do for EAGLE-3: id k is the input of layer k."""
+
+    supports_eagle3 = True
+    last = True
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        self.asked = layers
+
+    def forward(self, rows: Any) -> Any:
+        hidden, residual, states = rows, None, []
+        for number, layer in enumerate(self.model.layers):
+            if number in self.asked:
+                states.append(hidden + residual)
+            hidden, residual = layer(hidden, residual)
+        if LAYERS in self.asked and self.last:
+            states.append(hidden + residual)
+        return hidden + residual, states
+
+
+class UnclearLayer(Layer):
+    """Is a layer whose source does not tell what its pair means."""
+
+    def forward(self, hidden: Any, residual: Any) -> tuple[Any, Any]:
+        if hidden is None:
+            residual = hidden
+        return super().forward(hidden, residual)[0], residual
+
+
+@pytest.mark.parametrize("capture", ["auxiliary", "hooks", "auto"])
+def test_auxiliary_states_and_hooks_agree(extension: Any, capture: str) -> None:
+    runner = extension.model_runner
+    runner.model = Auxiliary()
+    runner.model.set_aux_hidden_state_layers(())
+    made = Capture(extension, [3, 0, 0, 2], capture=capture, shared=False)
+    assert made.strategy == ("auxiliary" if capture == "auxiliary" else "hooks")
+    runner.execute_model(step({"r1": (0, 2, 3), "r2": (0, 1, 1)}))
+    output = runner.execute_model(step({}, {"r1": (2, 1)}))
+    assert torch.is_tensor(output) == (capture == "auxiliary"), "the states are taken out"
+    asked = (3, 0, 0, 2)
+    same(
+        fetch(made),
+        {"r1": [rows(1, 3, k) for k in asked], "r2": [rows(2, 1, k) for k in asked]},
+    )
+
+
+@pytest.mark.parametrize("why", ["nested where nobody looks", "layers that do not tell"])
+def test_auxiliary_states_serve_where_hooks_do_not(extension: Any, why: str) -> None:
+    model = extension.model_runner.model = Auxiliary()
+    if why.startswith("nested"):
+        model.model.layers = torch.nn.ModuleList([*model.model.layers[:LAYERS], torch.nn.Identity()])
+    else:
+        model.model.layers[2] = UnclearLayer()
+    assert Capture(extension, [1], shared=False).strategy == (
+        "auxiliary" if why.startswith("nested") else "hooks"
+    )
+    assert Capture(extension, [2], shared=False).strategy == "auxiliary"
+    with pytest.raises(GuardError) if why.startswith("nested") else nullcontext():
+        Capture(extension, [2], capture="hooks", shared=False)
+
+
+def test_a_state_that_the_model_leaves_out_is_an_error(extension: Any) -> None:
+    model = extension.model_runner.model = Auxiliary()
+    model.last = False
+    Capture(extension, [1, 3], capture="auxiliary", shared=False)
+    with pytest.raises(GuardError, match=r"after the layers \[1, 3\] and handed over 1"):
+        extension.model_runner.execute_model(step({"r1": (0, 1, 1)}))
+
+
+def test_a_model_without_auxiliary_states_is_told(extension: Any) -> None:
+    with pytest.raises(GuardError, match="Model hands over no auxiliary hidden states"):
+        Capture(extension, [1], capture="auxiliary", shared=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need, takes
 from vllm_compat.drift import FindingKind
-from vllm_compat.engine import current_build, is_downstream
+from vllm_compat.engine import belongs, current_build, is_downstream
 
 if TYPE_CHECKING:
     from vllm_compat.patching import Transaction
@@ -132,3 +132,48 @@ class PrefixCachingOff(Adapter):
 
         transaction.wrap("vllm.config:VllmConfig.__init__", switch_off)
 
+
+
+class SlidingWindow(Adapter):
+    """Tell the cache configuration of the window that every layer of a model slides."""
+
+    name = "config.sliding_window"
+    target = "vllm.config.VllmConfig.__post_init__"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing: attention layers without a window of their own take CacheConfig.sliding_window, which"
+        " EngineArgs sets where all layers slide (not where windowed and full layers take turns)."
+    )
+    relies = "Builds CacheConfig by hand, without it: a model such as Mistral attends to everything."
+    does = (
+        "Sets it in the downstream's own engine, from the model's configuration, by the rule of"
+        " EngineArgs."
+    )
+    until = "the downstream builds its configuration through EngineArgs."
+    shown_by = "mistral, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: rows behind the window are wrong"
+
+    def need(self, case: Case) -> Need | None:
+        signature = case.surface.signature(CACHE_CONFIG)
+        calls = case.calls(CACHE_CONFIG)
+        if signature is None or signature.get("sliding_window") is None or not calls:
+            return None
+        if all(site.keyword("sliding_window") for site in calls):
+            return None
+        return Need(f"{calls[0].where} says nothing of the model's sliding window")
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        package = plan.roles.package
+
+        def supply(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            cache_config, model_config = instance.cache_config, instance.model_config
+            if belongs(instance, package) and model_config is not None:
+                from vllm.transformers_utils.config import is_interleaved
+
+                if cache_config.sliding_window is None and not is_interleaved(
+                    model_config.hf_text_config
+                ):
+                    cache_config.sliding_window = model_config.get_sliding_window()
+            return wrapped(*args, **kwargs)
+
+        transaction.wrap("vllm.config:VllmConfig.__post_init__", supply)

@@ -34,7 +34,8 @@ class Capture(Adapter):
     does = (
         "Leaves the forward alone, adds forward hooks to the layers asked for, attributes the rows of"
         " each step to requests by the batch's own order, and hands them over from host memory (vLLM's"
-        " asynchronous scheduling pickles replies in a thread that does not wait for the device). With"
+        " asynchronous scheduling pickles replies in a thread that does not wait for the device). Where"
+        " hooks cannot tell the layers, the model's own auxiliary hidden states are taken. With"
         " capture='stock' the downstream's loop stays, fitted to the model's names."
     )
     until = "the downstream captures without replacing forward."
@@ -76,7 +77,9 @@ class Capture(Adapter):
             if plan.environment.capture == "stock":
                 stock = (sys.modules[module], lambda: wrapped(*args, **kwargs))
             shared = plan.environment.transfer != "rpc"
-            setattr(instance, _KEY, Capture(instance, layer_ids, stock=stock, shared=shared))
+            capture = plan.environment.capture
+            made = Capture(instance, layer_ids, capture=capture, stock=stock, shared=shared)
+            setattr(instance, _KEY, made)
 
         def reset(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             getattr(instance, _KEY).reset()

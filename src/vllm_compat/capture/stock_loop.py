@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from vllm_compat.capture.layers import decoder
+from vllm_compat.capture.layers import decoder, leaves_the_sum
+from vllm_compat.errors import GuardError
 
 
 def bind(
@@ -23,9 +24,19 @@ def bind(
     ``module`` is the downstream's worker module, ``setup`` its own set-up call, ``layers`` the
     number of decoder layers. The second value takes a function that is called with the captured
     tensors of each forward, in the order of ascending layer ids.
+
+    Raises:
+        GuardError: The model's layers are not of the kind that the loop adds up.
     """
     model = extension.model_runner.model
-    path, base = decoder(model, layers)
+    path, found = decoder(model, layers)
+    owner, _, name = path.rpartition(".")
+    if name != "layers" or not all(leaves_the_sum(type(layer)) for layer in found):
+        raise GuardError(
+            f"The downstream's own loop adds up what the layers of {type(model).__name__} return, which"
+            " is not how they work; leave capture='stock' out."
+        )
+    base = model.get_submodule(owner) if owner else model
     old, new = "get_input_embeddings", "embed_input_ids"  # renamed by vLLM 0.11.1
     for missing, present in ((old, new), (new, old)):
         if not hasattr(base, missing) and hasattr(base, present):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from vllm_compat.capture import stock_loop
-from vllm_compat.capture.layers import decoder, residual_stream
+from vllm_compat.capture import auxiliary, stock_loop
+from vllm_compat.capture.layers import decoder, is_ambiguous, stream_reader
 from vllm_compat.capture.rows import RowStore, Span, spans_of
 from vllm_compat.capture.transfer import SharedRowStore, SharedStates, Values
 from vllm_compat.errors import GuardError
@@ -19,13 +19,16 @@ logger = logging.getLogger(__name__)
 class Capture:
     """What one worker captures, from set-up to the answer to ``_get_captured_states``.
 
-    The model's forward and its return value are left alone; only forward hooks on the layers asked
-    for are added, on tensor-parallel rank 0, since every rank computes the same rows. A forward
+    With hooks the model's forward and its return value are left alone; only forward hooks on the layers
+    asked for are added, on tensor-parallel rank 0, since every rank computes the same rows. A forward
     outside of a scheduled step (warm-up, profiling) is not captured.
 
     ``layer_ids`` are the downstream's: id *k* is the residual stream after layer *k*. They are
-    returned in the order asked for, duplicates included. With ``stock`` (the downstream's worker
-    module and its own set-up call) the downstream's loop captures, and only rows are attributed.
+    returned in the order asked for, duplicates included. ``capture`` is the strategy: ``hooks``;
+    ``auxiliary`` for the model's own auxiliary hidden states; ``auto`` for hooks, and the auxiliary
+    states where hooks cannot tell the layers or their stream; ``stock`` for the downstream's loop, which
+    needs ``stock`` (the downstream's worker module and its own set-up call). ``strategy`` is the one in
+    force.
     """
 
     def __init__(
@@ -33,13 +36,13 @@ class Capture:
         extension: Any,
         layer_ids: Sequence[int],
         *,
+        capture: str = "auto",
         stock: tuple[ModuleType, Callable[[], Any]] | None = None,
         shared: bool = True,
     ) -> None:
         self.runner = extension.model_runner
         self.layer_ids = tuple(layer_ids)
         self.unique_ids = tuple(sorted(set(layer_ids)))
-        self.strategy = "stock" if stock else "hooks"
         self.path = ""
         self.active = self._captures()
         self._step: Any = None
@@ -54,22 +57,41 @@ class Capture:
         self._values = Values()
         count = extension.vllm_config.model_config.hf_text_config.num_hidden_layers
         if stock:
+            self.strategy = "stock"
             module, setup = stock
             self.path, deliver = stock_loop.bind(extension, module, setup, count)
             deliver(self._receive)
-        elif self.active:
-            self.path, base = decoder(self.runner.model, count)
-            for layer_id in self.unique_ids:
-                base.layers[layer_id].register_forward_hook(self._hook(layer_id))
+        else:
+            self.strategy = self._capture_by(capture, count)
         if self.active:
             self._order = batch_order(self.runner)
             self._watch_steps()
             logger.info(
-                "vllm_compat captures layers %s of %s.layers (%s).",
+                "vllm_compat captures layers %s of %s (%s).",
                 list(self.layer_ids),
                 self.path,
                 self.strategy,
             )
+
+    def _capture_by(self, capture: str, count: int) -> str:
+        """Set hooks or ask for auxiliary states; return which. Every rank decides alike."""
+        model = self.runner.model
+        if capture != "auxiliary":
+            try:
+                self.path, layers = decoder(model, count)
+                asked = {layer_id: layers[layer_id] for layer_id in self.unique_ids}
+                unclear = any(is_ambiguous(type(layer)) for layer in asked.values())
+                if capture == "hooks" or not unclear or not auxiliary.supported(model):
+                    if self.active:
+                        for layer_id, layer in asked.items():
+                            layer.register_forward_hook(self._hook(layer_id, layer))
+                    return "hooks"
+            except GuardError:
+                if capture == "hooks" or not auxiliary.supported(model):
+                    raise
+        self.path = type(model).__name__
+        auxiliary.bind(model, self.unique_ids, self._receive if self.active else lambda states: None)
+        return "auxiliary"
 
     @staticmethod
     def _captures() -> bool:
@@ -121,7 +143,7 @@ class Capture:
             self._captured.clear()
 
     def _receive(self, tensors: list[Any]) -> None:
-        """Take what the downstream's loop has captured in one forward, by ascending layer id."""
+        """Take what was captured in one forward by other means than hooks, by ascending layer id."""
         if self._step is None or self._failure:
             return
         try:
@@ -129,16 +151,18 @@ class Capture:
         except GuardError as error:
             self._failure = str(error)
             return
-        self._captured = dict(zip(self.unique_ids, tensors, strict=False))
+        self._captured = dict(zip(self.unique_ids, tensors, strict=False))  # _end tells what is missing
 
-    def _hook(self, layer_id: int) -> Callable[[Any, Any, Any], None]:
+    def _hook(self, layer_id: int, layer: Any) -> Callable[[Any, Any, Any], None]:
+        stream = stream_reader(layer, str(layer_id))
+
         def hook(module: Any, inputs: Any, output: Any) -> None:
             if self._step is None or self._failure:
                 return
             try:
                 if self._spans is None:
                     self._spans = self._spans_now()
-                self._captured[layer_id] = residual_stream(output, str(layer_id))
+                self._captured[layer_id] = stream(output)
             except GuardError as error:
                 self._failure = str(error)
 

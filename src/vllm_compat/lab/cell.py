@@ -94,6 +94,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], help="switch an adapter off")
     parser.add_argument("--capture", default="auto")
     parser.add_argument("--transfer", default="auto")
+    parser.add_argument("--canary", action="store_true")
     parser.add_argument("--scenario", action="append", default=[], help="only these scenarios")
     parser.add_argument("--repeat", type=int, default=0, help="calls of the throughput measurement")
     return parser.parse_args(argv)
@@ -105,7 +106,10 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     def apply() -> None:
         if not options.stock and not options.already:
             vllm_compat.apply(
-                capture=options.capture, transfer=options.transfer, without=options.without
+                capture=options.capture,
+                transfer=options.transfer,
+                canary=options.canary,
+                without=options.without,
             )
         status = vllm_compat.status()
         if status.plan is not None:

@@ -58,3 +58,6 @@ class VllmConfig:
     scheduler_config: SchedulerConfig | None = None
     device_config: DeviceConfig = field(default_factory=DeviceConfig)
     load_config: LoadConfig = field(default_factory=LoadConfig)
+
+    def __post_init__(self) -> None:
+        pass

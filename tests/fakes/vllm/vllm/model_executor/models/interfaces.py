@@ -6,4 +6,4 @@ from typing import Any
 
 
 def supports_eagle3(model: Any) -> bool:
-    return False
+    return bool(getattr(model, "supports_eagle3", False))
