@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -310,7 +311,7 @@ def test_the_summary_of_the_record_is_shown_and_the_record_kept(launcher: Launch
     path.write_text("an older run's")
     record = {"summary": "13 samples.", "more": [1, 2]}
     done = launcher.run(launcher.write(""), record=str(path), apply={"record": record})
-    assert done.stderr.endswith(" s. 13 samples.\n")
+    assert done.stderr.endswith(f" s. 13 samples. The record is in {path}.\n")
     assert json.loads(path.read_text()) == record
 
 
@@ -910,3 +911,149 @@ def test_a_sitecustomize_in_front_of_us_may_hand_on_to_us(launcher: Launcher) ->
     done = launcher.run(program)
     assert done.stdout == "front\ninner\n"
     assert [line.split()[0] for line in launcher.log()][2:] == ["load"]
+
+
+# What a run says of itself
+
+
+def test_the_output_goes_untouched_into_the_log(launcher: Launcher) -> None:
+    log = launcher.folder / "log.txt"
+    log.write_text("before\n")
+    program = launcher.write("import sys; print('out'); print('err', file=sys.stderr)")
+    done = launcher.run(program, log=str(log))
+    assert sorted(log.read_text().splitlines()) == ["before", "err", "out"]
+    assert done.stdout == ""
+    assert re.fullmatch(
+        rf"vllm-compat: run finished, .* s\. The program's output is in {log}\.\n", done.stderr
+    )
+
+
+def test_the_state_is_told_in_plain_lines_and_kept_as_json(launcher: Launcher) -> None:
+    status = launcher.folder / "status.json"
+    program = launcher.write(
+        """\
+        import time
+        from vllm_compat import progress
+        progress.phase("extracting", call_since=time.monotonic(), samples=8, model="m")
+        print("up", flush=True)
+        time.sleep(4)
+        """
+    )
+    process = launcher.start(program, status_file=str(status), every=0.1)
+    assert line_from(process.stdout) == "up"
+    wait_for(lambda: '"samples": 8' in status.read_text())
+    record = json.loads(status.read_text())
+    assert (record["state"], record["phase"], record["line"]) == ("running", "extracting", "8 samples")
+    _, errors = process.communicate(timeout=20)
+    assert "vllm-compat: 8 samples\n" in errors
+    record = json.loads(status.read_text())
+    assert (record["state"], record["exit_status"]) == ("finished", 0)
+    assert record["verdict"] == errors.splitlines()[-1].removeprefix("vllm-compat: ")
+
+
+def test_on_a_terminal_the_line_is_written_over(launcher: Launcher, terminal: Terminal) -> None:
+    program = launcher.write(
+        """\
+        import time
+        from vllm_compat import progress
+        for number in range(6):
+            progress.phase("extracting", samples=number)
+            time.sleep(0.6)
+        """
+    )
+    command = launcher.command(program, log=str(launcher.folder / "log.txt"))
+    terminal.type("export TERM=xterm\n" + as_line(command))
+    terminal.expect(r"\r\x1b\[K2 samples")
+    shown = terminal.expect(r"\r\x1b\[K\r?vllm-compat: run finished")
+    assert "\n" not in shown.partition("3 samples")[2].partition("vllm-compat")[0]
+
+
+# The verdict
+
+
+def test_the_programs_own_error_is_the_first_cause(launcher: Launcher) -> None:
+    done = launcher.run(launcher.write("raise ValueError('no such\\ncolumn')"))
+    assert done.returncode == 1
+    assert re.search(r"First cause: program \(pid \d+\): ValueError: no such column\.", done.stderr)
+    assert "Traceback" in done.stderr  # it is still the program's to print
+
+
+def test_the_workers_error_stands_before_the_programs() -> None:
+    outcome = Outcome(
+        returncode=1,
+        seconds=3,
+        record={"summary": "…", "failure": "RuntimeError: see above.", "extracted": "8 samples"},
+        cause="rank 5 (pid 7): OutOfMemoryError: 20 MiB",
+        of_worker=True,
+        resume="To do the rest: x",
+    )
+    assert verdict(outcome) == (
+        "run failed with exit status 1 after 3.0 s. First cause: rank 5 (pid 7): OutOfMemoryError:"
+        " 20 MiB. The program then saw: RuntimeError: see above. Before it: 8 samples. To do the"
+        " rest: x"
+    )
+
+
+def test_an_error_that_was_dealt_with_is_no_cause() -> None:
+    record = {"summary": "8 samples."}
+    outcome = Outcome(returncode=0, seconds=3, record=record, cause="x", of_worker=True)
+    assert verdict(outcome) == "run finished, exit status 0, after 3.0 s. 8 samples."
+
+
+def test_lost_data_is_no_success_whatever_the_program_says(launcher: Launcher) -> None:
+    record = {"summary": "First cause: data_3.pt could not be saved.", "failed": True}
+    done = launcher.run(launcher.write(""), apply={"record": record})
+    assert done.returncode == 1
+    assert "run failed after" in done.stderr
+    assert "data_3.pt could not be saved" in done.stderr
+
+
+# The output folder
+
+
+def whole_sample(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", "x" * 100)
+
+
+def test_gaps_are_found_before_and_the_way_to_go_on_is_said_after(launcher: Launcher) -> None:
+    out = launcher.folder / "out put"
+    out.mkdir()
+    for number in (0, 1, 3):
+        whole_sample(out / f"data_{number}.pt")
+    program = launcher.write(
+        """\
+        import os, sys
+        print(sorted(os.listdir(sys.argv[2])), os.environ.get("VLLM_COMPAT_RESUME"))
+        sys.exit(3)
+        """
+    )
+    done = launcher.run(program, "--output-dir", out)
+    assert "['.data_3.pt.kept', 'data_0.pt', 'data_1.pt']" in done.stdout
+    assert '"next": 2' in done.stdout
+    assert "1 missing (2); the run goes on at 2 and takes the 1 whole sample behind" in done.stderr
+    assert f"run the same again: {sys.executable} {LAUNCH}" in done.stderr
+    assert f"--output-dir '{out}'" in done.stderr
+    # The next run does not need it, and ends well.
+    launcher.write("", "program.py")
+    assert launcher.run(program, f"--output-dir={out}").returncode == 0
+    assert sorted(os.listdir(out)) == ["data_0.pt", "data_1.pt", "data_3.pt"]
+
+
+def test_the_output_folder_can_be_left_alone(launcher: Launcher) -> None:
+    out = launcher.folder / "out"
+    out.mkdir()
+    (out / "data_0.pt").write_text("torn")
+    launcher.run(launcher.write(""), "--output-dir", out, leave_folder=True)
+    assert os.listdir(out) == ["data_0.pt"]
+
+
+def test_a_second_run_into_the_same_folder_is_refused(launcher: Launcher) -> None:
+    out = launcher.folder / "out"
+    out.mkdir()
+    program = launcher.write("import time; print('up', flush=True); time.sleep(30)")
+    process = launcher.start(program, "--output-dir", out)
+    assert line_from(process.stdout) == "up"
+    done = launcher.run(program, "--output-dir", out)
+    assert done.returncode == 2
+    assert f"Another `vllm-compat run` writes into {out}" in done.stderr

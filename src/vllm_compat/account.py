@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import doors
+from vllm_compat import doors, progress
 
 if TYPE_CHECKING:
     from vllm_compat.plan import Plan
@@ -31,6 +31,7 @@ class _Account:
     samples: int = 0
     tokens: int = 0
     timed_tokens: int = 0  # those of all calls but the first, which only starts the clock
+    from_files: int = 0
     layers: int = 0
     width: int = 0
     dtype: str = ""
@@ -39,6 +40,9 @@ class _Account:
     written: float = 0.0
     failure: str = ""
     notes: list[str] = field(default_factory=list)
+    failing: bool = False  # the last generate() call has failed
+    saved: int = 0
+    saving_failure: str = ""
 
 
 _account: _Account | None = None
@@ -54,6 +58,11 @@ def open_for(plan: Plan) -> None:
         atexit.register(write)
 
 
+def is_ours() -> bool:
+    """Whether this process is the driver, which keeps the account."""
+    return _account is not None and _account.pid == os.getpid()
+
+
 def add(results: Sequence[Mapping[str, Any]]) -> None:
     """Add one checked batch."""
     account = _account
@@ -63,6 +72,7 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
     account.first = account.first or now
     account.last = now
     account.calls += 1
+    account.failing = False
     account.samples += len(results)
     tokens = sum(len(result["input_ids"]) for result in results)
     account.tokens += tokens
@@ -71,6 +81,13 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
     states = results[0]["hidden_states"]
     account.layers, account.width = len(states), int(states[0].shape[1])
     account.dtype = str(states[0].dtype)
+    progress.note(
+        samples=account.samples + account.from_files,
+        tokens=account.tokens,
+        tokens_per_second=_speed(account),
+        calls=account.calls,
+        extracting_seconds=round(now - account.first, 2),
+    )
     if now - account.written > WRITE_EVERY:
         write()
 
@@ -82,32 +99,68 @@ def note(sentence: str) -> None:
         account.notes.append(sentence)
 
 
+def add_from_files(count: int) -> None:
+    """Add samples that were not computed: their whole files were there."""
+    if _account is not None and is_ours():
+        _account.from_files += count
+        progress.note(samples=_account.samples + _account.from_files)
+
+
+def saved(path: str) -> None:
+    """Count a sample that has been written."""
+    if _account is not None and is_ours():
+        _account.saved += 1
+
+
 def fail(cause: str) -> None:
-    """Note why a ``generate()`` call has failed; the first cause stays."""
+    """Note why building or a ``generate()`` call has failed; the first cause stays."""
     account = _account
-    if account is not None and account.pid == os.getpid() and not account.failure:
+    if account is None or account.pid != os.getpid():
+        return
+    account.failing = True
+    if not account.failure:
         account.failure = cause
-        write()
+    write()
+
+
+def fail_saving(cause: str) -> None:
+    """Note that a sample could not be saved: the run has failed, whatever its status says."""
+    account = _account
+    if account is None or account.pid != os.getpid():
+        return
+    account.saving_failure = account.saving_failure or cause
+    account.failure = account.failure or cause
+    write()
 
 
 def summary() -> str:
     """Return what was extracted, in which shape, checked; or what went wrong first."""
     account = _account
     if account is not None and account.failure:
-        return f"First cause: {account.failure} Before it: {_extracted(account)}."
+        cause = account.failure.rstrip(".")
+        return f"First cause: {cause}. Before it: {_extracted(account)}."
     return f"{_extracted(account)}." if account else "No hidden states were extracted."
 
 
 def _extracted(account: _Account) -> str:
+    kept = f"{account.from_files} samples taken from their whole files" if account.from_files else ""
     if not account.samples:
-        return "no hidden states were extracted"
-    seconds = account.last - account.first
-    speed = f", {account.timed_tokens / seconds:.0f} tokens/s" if seconds > 0 else ""
+        return kept or "no hidden states were extracted"
+    rate = _speed(account)
+    speed = f", {rate:.0f} tokens/s" if rate else ""
     return (
         f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
         f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
         + "".join(f", {sentence}" for sentence in account.notes)
+        + (f"; {account.saved} files saved" if account.saved else "")
+        + (f"; {kept}" if kept else "")
     )
+
+
+def _speed(account: _Account) -> float:
+    """Return tokens a second, 0 where there was nothing to measure."""
+    seconds = account.last - account.first
+    return account.timed_tokens / seconds if seconds > 0 else 0.0
 
 
 def write() -> None:
@@ -129,6 +182,11 @@ def write() -> None:
             "samples": account.samples,
             "tokens": account.tokens,
             "calls": account.calls,
+            "saved": account.saved,
+            "from_files": account.from_files,
             "failure": account.failure or None,
+            "extracted": _extracted(account),
+            # A program may catch the error of a call and go on; not so where it was the last one.
+            "failed": account.failing or bool(account.saving_failure),
         }
     )

@@ -44,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+_RUN_OPTIONS = ("--capture", "--without", "--record", "--log", "--status-file", "--every")
+"""The options of ``run`` that a value follows."""
+
+
 def _split(
     parser: argparse.ArgumentParser, arguments: list[str]
 ) -> tuple[argparse.Namespace, list[str] | None]:
@@ -57,7 +61,7 @@ def _split(
         own.append(word)
         if word == "-m":
             break
-        if word in ("--capture", "--without", "--record") and rest:
+        if word in _RUN_OPTIONS and rest:
             own.append(rest.pop(0))
     options = parser.parse_args(own)
     if not rest:
@@ -85,12 +89,13 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
     from vllm_compat.environment import CAPTURES
 
     parser.usage = (
-        "vllm-compat run [--capture C] [--no-canary] [--without ADAPTER] [--record FILE]"
-        " (SCRIPT | -m MODULE) [ARGS ...]"
+        "vllm-compat run [--log FILE] [--status-file FILE] [--record FILE] [--every S] [--leave-folder]"
+        " [--capture C] [--no-canary] [--without ADAPTER] (SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.description = (
         "Run a program that has never heard of vllm_compat in a supervised child: same arguments,"
-        " same exit status, signals handed on."
+        " same exit status, signals handed on. Its samples are saved whole and in order; torn and"
+        " missing ones in its --output-dir are made again."
     )
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module")
     parser.add_argument(
@@ -109,7 +114,30 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         "--without", action="append", default=[], metavar="ADAPTER", help="leave an adapter out"
     )
     parser.add_argument("--record", metavar="FILE", help="write what happened to this JSON file")
+    parser.add_argument(
+        "--log", metavar="FILE", help="append the program's output to this file, and show a status line"
+    )
+    parser.add_argument(
+        "--status-file", metavar="FILE", help="keep the state of the run in this JSON file"
+    )
+    parser.add_argument(
+        "--every", type=float, default=30.0, metavar="S", help="seconds between two plain status lines"
+    )
+    parser.add_argument(
+        "--leave-folder",
+        action="store_true",
+        help="do not look for torn and missing samples in the program's --output-dir",
+    )
     parser.set_defaults(command=_run)
+
+
+def _set_up_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="what `run --status-file FILE` keeps")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--follow", type=float, metavar="S", help="again every S seconds, until the run has ended"
+    )
+    parser.set_defaults(command=_status)
 
 
 def _set_up_check(parser: argparse.ArgumentParser) -> None:
@@ -190,6 +218,7 @@ def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("say what will work, before anything loads", _set_up_check),
     "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
+    "status": ("say what a run is doing", _set_up_status),
     "layers": ("show a model's layer ids in every numbering", _set_up_layers),
     "verify": ("check a folder of extracted hidden states", _set_up_verify),
     "adapters": ("list the adapters and what each is good for", _set_up_adapters),
@@ -206,11 +235,33 @@ def _run(options: argparse.Namespace) -> int:
 
     from vllm_compat.launch import LaunchOptions, run
 
-    apply = {"capture": options.capture, "without": options.without, "canary": options.canary}
-    record = Path(options.record) if options.record else None
-    return run(
-        options.argv, module=options.module, options=LaunchOptions(record=record, apply=apply)
+    def path(given: str | None) -> Path | None:
+        return Path(given) if given else None
+
+    chosen = LaunchOptions(
+        record=path(options.record),
+        log=path(options.log),
+        status_file=path(options.status_file),
+        every=options.every,
+        leave_folder=options.leave_folder,
+        apply={"capture": options.capture, "without": options.without, "canary": options.canary},
     )
+    return run(options.argv, module=options.module, options=chosen)
+
+
+def _status(options: argparse.Namespace) -> int:
+    import time
+    from pathlib import Path
+
+    from vllm_compat.watch import follow, read_status, render
+
+    path = Path(options.file)
+    if options.follow is not None:
+        return follow(path, options.follow)
+    record = read_status(path)
+    text, status = render(record, time.time())
+    print(json.dumps(record, indent=1) if options.json else text)
+    return status
 
 
 def _adapters(options: argparse.Namespace) -> int:

@@ -11,6 +11,10 @@ reaches them is the environment. This module is the only one that knows the vari
   on `PYTHONPATH`.
 - `VLLM_COMPAT_RECORD`, set by the launcher: the file into which the program's own process writes
   a record of the run.
+- `VLLM_COMPAT_STATUS`, set by the launcher: the folder in which each process of the run keeps a file
+  on what it is doing (`vllm_compat.progress`).
+- `VLLM_COMPAT_RESUME`, set by the launcher: a JSON object, what the run finds in its output folder
+  (`vllm_compat.resume`).
 - `VLLM_COMPAT_PLAN`, set by `apply()`: the plan, as text. Children install its patches.
 
 There are two doors. The launcher's `sitecustomize` (see `bootstrap/`) calls `enter()` in each
@@ -37,6 +41,8 @@ VLLM_COMPAT = "VLLM_COMPAT"
 VLLM_COMPAT_MAIN = "VLLM_COMPAT_MAIN"
 VLLM_COMPAT_BOOTSTRAP = "VLLM_COMPAT_BOOTSTRAP"
 VLLM_COMPAT_RECORD = "VLLM_COMPAT_RECORD"
+VLLM_COMPAT_STATUS = "VLLM_COMPAT_STATUS"
+VLLM_COMPAT_RESUME = "VLLM_COMPAT_RESUME"
 VLLM_COMPAT_PLAN = "VLLM_COMPAT_PLAN"
 
 PLUGIN_NAME = "vllm_compat"
@@ -54,14 +60,20 @@ def bootstrap_directory() -> str:
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a launched program: `environ` with the bootstrap door opened.
 
-    The bootstrap stands first on `PYTHONPATH`, in front of what was there. The plan and the
-    record of an enclosing run are left out: a launched program makes its own plan.
+    The bootstrap stands first on `PYTHONPATH`, in front of what was there. What belongs to an
+    enclosing run (plan, record, status) is left out: a launched program makes its own plan.
     """
     bootstrap = bootstrap_directory()
     rest = environ.get("PYTHONPATH", "")
     entries = [entry for entry in rest.split(os.pathsep) if entry != bootstrap] if rest else []
     child = dict(environ)
-    for name in (VLLM_COMPAT_MAIN, VLLM_COMPAT_PLAN, VLLM_COMPAT_RECORD):
+    for name in (
+        VLLM_COMPAT_MAIN,
+        VLLM_COMPAT_PLAN,
+        VLLM_COMPAT_RECORD,
+        VLLM_COMPAT_STATUS,
+        VLLM_COMPAT_RESUME,
+    ):
         child.pop(name, None)
     child["PYTHONPATH"] = os.pathsep.join([bootstrap, *entries])
     child[VLLM_COMPAT] = "1"
@@ -78,6 +90,16 @@ def bootstrap_is_open(environ: Mapping[str, str]) -> bool:
 def plan_from_environment(environ: Mapping[str, str]) -> str | None:
     """Return the plan that a parent process has published, or None where there is none."""
     return environ.get(VLLM_COMPAT_PLAN) or None
+
+
+def status_directory() -> str | None:
+    """Return the folder in which processes say what they are doing, or None without the launcher."""
+    return os.environ.get(VLLM_COMPAT_STATUS) or None
+
+
+def resume_notes() -> str | None:
+    """Return what the launcher has found in the run's output folder, as text, or None."""
+    return os.environ.get(VLLM_COMPAT_RESUME) or None
 
 
 def publish_plan(text: str) -> None:
@@ -160,11 +182,25 @@ def enter() -> None:
     """
     keywords = os.environ.pop(VLLM_COMPAT_MAIN, None)
     if keywords is not None:
+        _listen(program=True)
         _enter_program(keywords)
     elif plan_from_environment(os.environ) is not None:
         from vllm_compat import plugin
 
+        _listen(program=False)
         plugin.load()
+
+
+def _listen(*, program: bool) -> None:
+    """Let the launcher ask this process what it is doing."""
+    if status_directory() is None:
+        return
+    from vllm_compat import progress
+
+    progress.listen()
+    if program:
+        progress.report_uncaught()
+        progress.phase("starting", role="program")
 
 
 def _enter_program(keywords: str) -> None:

@@ -7,12 +7,16 @@ every result before the caller gets it.
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import account, doors, engine
+from vllm_compat import account, doors, engine, progress, resume, saving
 from vllm_compat.canary import check_canary, has_router
 from vllm_compat.errors import GuardError
 
@@ -61,6 +65,11 @@ def install(transaction: Transaction, plan: Plan) -> None:
     transaction.wrap(
         "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", compared
     )
+    saving.install(transaction)
+    progress.install(transaction)
+    told = doors.resume_notes()
+    if told is not None:
+        resume.install(transaction, plan, told)
 
 
 def _grammar_or_none(
@@ -81,8 +90,33 @@ def _while_building(
     wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     path = kwargs.get("model_path", args[0] if args else "")
-    with engine.building(instance, str(path)):
-        return wrapped(*args, **kwargs)
+    progress.phase("building", model=str(path))
+    try:
+        with engine.building(instance, str(path)):
+            result = wrapped(*args, **kwargs)
+    except Exception as error:
+        account.fail(f"Building the generator: {progress.describe(error)}")
+        raise
+    progress.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+    _shut_down_at_exit(instance)
+    return result
+
+
+def _shut_down_at_exit(generator: Any) -> None:
+    """End a generator's workers before the interpreter takes itself apart.
+
+    Otherwise the generator's ``__del__`` does it, among modules that are gone already, and prints
+    errors that say nothing of the run.
+    """
+    reference = weakref.ref(generator)
+
+    def shut_down() -> None:
+        executor = getattr(reference(), "executor", None)
+        if executor is not None and account.is_ours():
+            with suppress(Exception):
+                executor.shutdown()
+
+    atexit.register(shut_down)
 
 
 def _book_request(
@@ -127,11 +161,13 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
 
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
+        saving.refuse_after_failure()
         for index, prompt in enumerate(given):
             if len(prompt) == 0:
                 raise GuardError(
                     f"Prompt {index} has no tokens; leave empty prompts out of the batch."
                 )
+        progress.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
             if canary and _CANARY not in instance.__dict__:
@@ -149,6 +185,8 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         except Exception as error:
             account.fail(f"{_dead(workers)}{type(error).__name__}: {error}")
             raise
+        finally:
+            progress.note(call_since=None)
 
     return generate
 

@@ -23,7 +23,13 @@ PR_SET_CHILD_SUBREAPER). Those that stay in its session after the program has en
 workers that hold GPU memory, get some time to leave, then SIGTERM, then SIGKILL, and are named.
 Daemons with a session of their own are left alone.
 
-*Verdict.* The last line on standard error says how the run ended.
+*Progress.* The processes of the run say what they are doing (`vllm_compat.progress`); the launcher
+shows it and keeps it as JSON (`vllm_compat.watch`).
+
+*Samples.* Before the program starts, torn and missing files in its output folder are found, so that
+the run makes them again (`vllm_compat.resume`).
+
+*Verdict.* The last line on standard error says how the run ended, and why.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -38,12 +45,13 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from vllm_compat import doors
+from vllm_compat import doors, resume
 from vllm_compat.errors import UsageError
+from vllm_compat.watch import Watch, first_error, is_terminal, read_processes
 
 HANDED_ON = frozenset(
     {
@@ -68,6 +76,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _REPORT_SECONDS = 0.25  # how long the witness may take to report a signal, on a busy machine
 _POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.5  # between two looks at what the processes say
 
 _WITNESS = """\
 import os, signal, sys, time
@@ -88,12 +97,20 @@ class LaunchOptions:
         grace_seconds: How long processes that outlive the program may take to end by themselves.
         kill_seconds: How long they then have between SIGTERM and SIGKILL.
         record: Where the program's process leaves its record; a temporary file if None.
+        log: Where the program's output goes, as it is; to where the launcher's goes if None.
+        status_file: Where the state of the run is kept as JSON, if anywhere.
+        every: Seconds between two plain lines on the state of the run.
+        leave_folder: Whether the program's output folder is left as it is before the run.
         apply: Keyword arguments for `vllm_compat.apply()`; must be fit for JSON.
     """
 
     grace_seconds: float = 10.0
     kill_seconds: float = 5.0
     record: Path | None = None
+    log: Path | None = None
+    status_file: Path | None = None
+    every: float = 30.0
+    leave_folder: bool = False
     apply: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -106,12 +123,25 @@ class Outcome:
         seconds: From start to end.
         record: What its process wrote for us; None where the bootstrap never ran in it.
         leftovers: The processes that outlived it and were ended, each as `PID (command)`.
+        cause: The first error that a process met, with the name of the process.
+        of_worker: Whether that was a worker.
+        kept: Where the record and the log are, for people.
+        resume: The command that goes on where this run has ended, if there is one.
     """
 
     returncode: int
     seconds: float
     record: Mapping[str, object] | None
     leftovers: tuple[str, ...] = ()
+    cause: str = ""
+    of_worker: bool = False
+    kept: str = ""
+    resume: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether the program has ended well, and with vllm_compat in force."""
+        return self.returncode == 0 and self.record is not None and not self.record.get("failed")
 
 
 def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = None) -> int:
@@ -131,18 +161,36 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
     options = options or LaunchOptions()
     try:
         command = _command(argv, module=module)
-        with _record_file(options.record) as record:
+        folder = None if options.leave_folder else output_folder(argv[1:])
+        with (
+            _record_file(options.record) as record,
+            tempfile.TemporaryDirectory(prefix="vllm-compat-status-") as status,
+            _log_file(options.log) as log,
+            _own_folder(folder),
+        ):
             environ = _environment(options, record)
-            outcome = _supervise(command, environ, record, options)
+            environ[doors.VLLM_COMPAT_STATUS] = status
+            if folder is not None and (found := resume.prepare(folder, start=_start(argv[1:]))):
+                if str(found):
+                    _say(str(found))
+                if found.kept:
+                    environ[doors.VLLM_COMPAT_RESUME] = resume.tell(found)
+            watch = _watch(options, Path(status), argv)
+            outcome = _supervise(command, environ, record, options, watch=watch, log=log)
+            outcome = replace(
+                outcome, kept=_kept(options), resume=_resume(folder) if not outcome.right else ""
+            )
+            if folder is not None and outcome.right:
+                resume.put_back(folder)
+            said = verdict(outcome)
+            watch.end(_state(outcome), said, _exit_status(outcome))
     except UsageError as error:
         _say(str(error))
         return USAGE_STATUS
-    _say(verdict(outcome))
+    _say(said)
     if outcome.returncode < 0:
         _end_by_signal(-outcome.returncode)
-    if outcome.returncode == 0 and outcome.record is None:
-        return 1
-    return outcome.returncode
+    return _exit_status(outcome)
 
 
 def verdict(outcome: Outcome) -> str:
@@ -165,17 +213,178 @@ def verdict(outcome: Outcome) -> str:
             "something keeps Python from importing the sitecustomize in "
             f"{doors.bootstrap_directory()}."
         )
+    elif outcome.returncode == 0 and record.get("failed"):
+        ended = (
+            f"run failed {after}: the program ended with exit status 0, as if all were well, but it"
+            " has lost data (exit status 1)."
+        )
     elif outcome.returncode == 0:
         ended = f"run finished, exit status 0, {after}."
     else:
         ended = f"run failed with exit status {outcome.returncode} {after}."
-    if record is not None and record.get("summary"):
-        ended += f" {record['summary']}"
+    parts = [ended, *_why(outcome)]
+    if record is not None and record.get("plan"):
+        count = len(record.get("adapters") or ())  # type: ignore[arg-type]
+        parts.append(
+            f"Plan {record['plan']}: {record.get('downstream')} on vLLM {record.get('vllm')},"
+            f" {count} adapter{'' if count == 1 else 's'}."
+        )
+    if outcome.kept:
+        parts.append(outcome.kept)
     if outcome.leftovers:
         count = len(outcome.leftovers)
         processes = "1 process" if count == 1 else f"{count} processes"
-        ended += f" Ended {processes} that outlived the program: {', '.join(outcome.leftovers)}."
-    return ended
+        parts.append(
+            f"Ended {processes} that outlived the program: {', '.join(outcome.leftovers)}."
+        )
+    if outcome.resume:
+        parts.append(outcome.resume)
+    return " ".join(parts)
+
+
+def _why(outcome: Outcome) -> list[str]:
+    """Return what was extracted, and where it went wrong what went wrong first."""
+    record = outcome.record or {}
+    summary = str(record.get("summary") or "")
+    if outcome.right or not outcome.cause:
+        return [summary] if summary else []
+    failure = str(record.get("failure") or "")
+    if failure and not outcome.of_worker:
+        return [summary]  # the same error, where it came up first
+    parts = [f"First cause: {outcome.cause}."]
+    if failure:
+        parts.append(f"The program then saw: {failure.rstrip('.')}.")
+    if record.get("extracted"):
+        parts.append(f"Before it: {record['extracted']}.")
+    return parts
+
+
+def _exit_status(outcome: Outcome) -> int:
+    """Return the status that the launcher ends with, as a shell would see it."""
+    if outcome.returncode < 0:
+        return 128 - outcome.returncode
+    return outcome.returncode or (0 if outcome.right else 1)
+
+
+def _state(outcome: Outcome) -> str:
+    if outcome.returncode < 0:
+        return "killed"
+    if outcome.record is not None and not outcome.record.get("started", True):
+        return "refused"
+    return "finished" if outcome.right else "failed"
+
+
+def output_folder(arguments: Sequence[str]) -> Path | None:
+    """Return the folder that stock's offline script is told to write to (``--output-dir``)."""
+    given = _argument(arguments, "--output-dir")
+    return Path(given) if given else None
+
+
+def _start(arguments: Sequence[str]) -> int:
+    """Return the number of the first sample, as stock's offline script is told (``--start-idx``)."""
+    given = _argument(arguments, "--start-idx") or "0"
+    return int(given) if given.isdigit() else 0
+
+
+def _argument(arguments: Sequence[str], name: str) -> str | None:
+    for place, word in enumerate(arguments):
+        if word == name and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _resume(folder: Path | None) -> str:
+    """Return the sentence that says how to go on; nothing where no folder is known."""
+    if folder is None:
+        return ""
+    return (
+        "What is saved is whole. To do the rest, and no more, run the same again:"
+        f" {shlex.join(sys.orig_argv)}"
+    )
+
+
+def _kept(options: LaunchOptions) -> str:
+    """Return the sentence that says where the record and the log are."""
+    parts = []
+    if options.record is not None:
+        parts.append(f"the record is in {options.record}")
+    if options.log is not None:
+        parts.append(f"the program's output is in {options.log}")
+    text = " and ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _watch(options: LaunchOptions, folder: Path, argv: Sequence[str]) -> Watch:
+    """Return what looks at the run.
+
+    Raises:
+        UsageError: the status file cannot be written.
+    """
+    if options.status_file is not None:
+        try:
+            options.status_file.touch()
+        except OSError as error:
+            raise UsageError(
+                f"The status file cannot be written to {options.status_file}: {error.strerror}."
+            ) from None
+    return Watch(
+        folder,
+        status_file=options.status_file,
+        stream=sys.stderr,
+        in_place=options.log is not None and is_terminal(sys.stderr),
+        every=options.every,
+        command=argv,
+    )
+
+
+@contextmanager
+def _log_file(wanted: Path | None) -> Iterator[int | None]:
+    """Give the descriptor of the log, opened to append, or None.
+
+    Raises:
+        UsageError: it can't be written.
+    """
+    if wanted is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(wanted, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise UsageError(f"The log cannot be written to {wanted}: {error.strerror}.") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _own_folder(folder: Path | None) -> Iterator[None]:
+    """Keep a second run out of an output folder; the lock ends with this process.
+
+    Raises:
+        UsageError: another run writes into the folder.
+    """
+    if folder is None or not folder.is_dir():
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"Another `vllm-compat run` writes into {folder}: wait for it, or name another"
+                " folder."
+            ) from None
+        except OSError:
+            pass  # a file system that has no locks
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _command(argv: Sequence[str], *, module: bool) -> list[str]:
@@ -265,23 +474,33 @@ def _read_record(path: Path) -> Mapping[str, object] | None:
 
 
 def _supervise(
-    command: Sequence[str], environ: Mapping[str, str], record: Path, options: LaunchOptions
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    record: Path,
+    options: LaunchOptions,
+    *,
+    watch: Watch,
+    log: int | None,
 ) -> Outcome:
     """Start the child, hand signals on until it ends, and end what it leaves behind."""
     started = time.monotonic()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with _signals_held_back() as mask:
         witness = _Witness()
-        child = _spawn(command, environ, mask=mask)
-        returncode = _wait(child, witness)
+        descriptors = () if log is None else (0, log, log)
+        child = _spawn(command, environ, mask=mask, descriptors=descriptors)
+        returncode = _wait(child, witness, watch)
         seconds = time.monotonic() - started
         leftovers = _end_leftovers(options, except_for=witness.pid)
         witness.dismiss()
+    failed = first_error(read_processes(watch.folder))
     return Outcome(
         returncode=returncode,
         seconds=seconds,
         record=_read_record(record),
         leftovers=leftovers,
+        cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
+        of_worker=failed is not None and failed.said.get("role") == "worker",
     )
 
 
@@ -389,10 +608,14 @@ def _spawn(
         os._exit(127)
 
 
-def _wait(child: int, witness: _Witness) -> int:
+def _wait(child: int, witness: _Witness, watch: Watch) -> int:
     """Hand signals on until the child has ended; return its exit status, or -N for signal N."""
     while True:
-        number = signal.sigwait({*_HELD_BACK, signal.SIGCHLD})
+        arrived = signal.sigtimedwait({*_HELD_BACK, signal.SIGCHLD}, _LOOK_SECONDS)
+        if arrived is None:
+            watch.look(child)
+            continue
+        number = arrived.si_signo
         if number == signal.SIGCHLD:
             returncode = _reap(child)
             if returncode is not None:

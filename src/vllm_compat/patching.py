@@ -33,8 +33,9 @@ class Patch:
     """One change in this process.
 
     ``owner`` is the adapter or guard it belongs to, ``target`` what it changes, ``state`` one of
-    ``waiting`` (for the import of its module), ``going in``, ``in force``, ``reverted``, ``inert``
-    (someone wrapped over it, so it stays in the chain but does nothing).
+    ``waiting`` (for the import of its module), ``going in``, ``in force``, ``reverted``, ``absent``
+    (an optional target that is not there), ``inert`` (someone wrapped over it, so it stays in the
+    chain but does nothing).
     """
 
     owner: str
@@ -70,11 +71,13 @@ class Transaction:
         wrapper: Wrapper,
         *,
         confirm: Callable[[Any], str | None] | None = None,
+        optional: bool = False,
     ) -> None:
         """Wrap the callable behind ``module:dotted.attribute`` in place.
 
         ``confirm`` gets the live object right before the patch goes in and returns what it found
-        to disagree with the plan, or None.
+        to disagree with the plan, or None. With ``optional``, a target that does not exist is a
+        state (``absent``) and no error: for what only watches.
 
         Raises:
             PatchError: The target does not exist, or ``confirm`` disagrees.
@@ -87,9 +90,15 @@ class Transaction:
             *parents, name = path.split(".")
             for part in parents:
                 parent = getattr(parent, part, _MISSING)
+                if parent is _MISSING and optional:
+                    patch.state = "absent"
+                    return
                 if parent is _MISSING:
                     raise PatchError(f"{target} is not there: {module_name} has no {part}.")
             raw = _raw(parent, name)
+            if raw is _MISSING and optional:
+                patch.state = "absent"
+                return
             if raw is _MISSING:
                 raise PatchError(f"{target} is not there, although the plan read it from source.")
             live = parent if name == "__init__" else getattr(parent, name)

@@ -10,8 +10,9 @@ from vllm_compat.launch import LaunchOptions, run
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
-    if "record" in options:
-        options["record"] = Path(options["record"])
+    for name in ("record", "log", "status_file"):
+        if name in options:
+            options[name] = Path(options[name])
     program = sys.argv[2:]
     module = program[:1] == ["-m"]
     sys.exit(run(program[module:], module=module, options=LaunchOptions(**options)))

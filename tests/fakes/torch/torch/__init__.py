@@ -7,3 +7,7 @@ __all__ = ["cuda", "dtype"]
 
 class dtype:
     pass
+
+
+def save(obj, f):
+    raise NotImplementedError("the fake torch saves nothing")
