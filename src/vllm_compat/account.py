@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class _Account:
     failing: bool = False  # the last generate() call has failed
     saved: int = 0
     saving_failure: str = ""
+    transfer: dict[str, Any] = field(default_factory=dict)
 
 
 _account: _Account | None = None
@@ -90,6 +92,22 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
     )
     if now - account.written > WRITE_EVERY:
         write()
+
+
+def tell_transfer(how: str, reason: str = "") -> None:
+    """Note how rows leave the worker: ``shared memory`` or ``replies``, and why not otherwise."""
+    account = _account
+    if account is not None and account.pid == os.getpid():
+        account.transfer = {"how": how, "reason": reason or None}
+
+
+def _transfer(account: _Account) -> dict[str, Any]:
+    if not account.transfer:
+        asked = account.plan.environment.transfer == "rpc"
+        reason = "asked for" if asked else "the executor is not vLLM's MultiprocExecutor"
+        return {"how": "replies", "reason": reason}
+    handover = sys.modules.get("vllm_compat.capture.handover")
+    return {**account.transfer, **(handover.facts() if handover else {})}
 
 
 def note(sentence: str) -> None:
@@ -184,6 +202,7 @@ def write() -> None:
             "calls": account.calls,
             "saved": account.saved,
             "from_files": account.from_files,
+            "transfer": _transfer(account),
             "failure": account.failure or None,
             "extracted": _extracted(account),
             # A program may catch the error of a call and go on; not so where it was the last one.

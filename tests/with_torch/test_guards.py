@@ -206,3 +206,13 @@ def test_looking_changes_nothing() -> None:
         None,
     )
     assert torch.equal(tensor, before)
+
+
+def test_rows_that_were_not_taken_over_are_refused() -> None:
+    from vllm_compat.capture import handover
+
+    batch = clean()
+    states = batch[1]["hidden_states"]
+    states[0] = handover._handed(states[0], False)
+    with pytest.raises(GuardError, match=r"^Sample 1 is no plain tensor"):
+        check_results(batch, PROMPTS, LAYERS)

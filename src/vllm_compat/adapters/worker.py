@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from vllm_compat import account
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.drift import FindingKind
+from vllm_compat.engine import belongs
 
 if TYPE_CHECKING:
     from vllm_compat.patching import Transaction
@@ -70,13 +72,14 @@ class Capture(Adapter):
         module, _, cls = plan.roles.extension.partition(":")
 
         def setup(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            from vllm_compat.capture import slabs
             from vllm_compat.capture.worker import Capture
 
             layer_ids = args[0] if args else kwargs["layer_ids"]
             stock = None
             if plan.environment.capture == "stock":
                 stock = (sys.modules[module], lambda: wrapped(*args, **kwargs))
-            shared = plan.environment.transfer != "rpc"
+            shared = plan.environment.transfer != "rpc" and not slabs.refused()
             capture = plan.environment.capture
             made = Capture(instance, layer_ids, capture=capture, stock=stock, shared=shared)
             setattr(instance, _KEY, made)
@@ -87,6 +90,21 @@ class Capture(Adapter):
         def states(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return getattr(instance, _KEY).states()
 
+        def agree(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = wrapped(*args, **kwargs)
+            given = args[0] if args else kwargs.get("vllm_config")
+            if plan.environment.transfer != "rpc" and belongs(given, plan.roles.package):
+                from vllm_compat.capture import slabs
+
+                offers = instance.collective_rpc(slabs.offer)
+                refused = next(filter(None, map(slabs.try_offer, offers)), "")
+                instance.collective_rpc(slabs.settle, args=(refused,))
+                account.tell_transfer("replies" if refused else "shared memory", refused)
+            return result
+
+        transaction.wrap(
+            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", agree
+        )
         transaction.wrap(f"{module}:{cls}._setup_hidden_states_capture", setup)
         transaction.wrap(f"{module}:{cls}._reset_capture", reset)
         transaction.wrap(f"{module}:{cls}._get_captured_states", states)

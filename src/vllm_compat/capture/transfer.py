@@ -1,239 +1,226 @@
 """How captured rows leave the worker: through memory that driver and worker share.
 
 A reply that holds the tensors themselves is pickled, sent in pieces and unpickled; measured on an
-H200, that takes four times as long as the forward. Here the rows of each request are copied to their
-place in a slab of anonymous shared memory while the next step already runs, and the reply holds only
-where they are. Pickling :class:`SharedStates` in the worker and unpickling it in the driver gives the
-``{request id: [tensor a layer]}`` that the downstream expects.
-
-Slabs are memfds: they have no name, so nothing is left of them when the processes end, however they
-end, and the size of ``/dev/shm`` does not matter. The driver opens them through
-``/proc/<worker>/fd``. A worker keeps its slabs and uses them again after each reset, so host memory
-is bounded by the largest batch, rounded up to slabs. The tensors that the driver sees are views; the
-downstream clones them before ``generate()`` returns, and a guard checks that it has.
+H200, that takes four times as long as the forward. Here each layer's rows of each request are copied
+to a block of shared memory (:mod:`vllm_compat.capture.slabs`) on a stream of their own, as soon as the
+layer has run and while the next ones do, and the reply holds only where they are. Pickling
+:class:`SharedStates` in the worker and unpickling it in the driver gives the ``{request id: [tensor a
+layer]}`` that the downstream expects (:mod:`vllm_compat.capture.handover`).
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_compat.capture import slabs
 from vllm_compat.capture.rows import RowStore, Span
+from vllm_compat.capture.slabs import Slab
 from vllm_compat.errors import GuardError
 
 logger = logging.getLogger(__name__)
 
-SLAB = 256 * 2**20
-"""Bytes of a slab; a request that needs more gets a slab of its own size."""
 
-ALIGNMENT = 4096
-
-
-_mapped: dict[tuple[int, int, int, int], Any] = {}
-"""Slabs mapped into this process, by (pid, file descriptor, size, inode)."""
-
-
-class Slab:
-    """Shared anonymous memory of one worker, page-locked where there is a CUDA device."""
-
-    def __init__(self, size: int, *, pin: bool) -> None:
-        import torch
-
-        self.size = -(-size // ALIGNMENT) * ALIGNMENT
-        self.fd = os.memfd_create("vllm_compat", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, self.size)
-        self.inode = os.fstat(self.fd).st_ino
-        self.memory = mmap.mmap(self.fd, self.size)
-        self.bytes = torch.frombuffer(self.memory, dtype=torch.uint8)
-        self.used = 0
-        self.pinned = False
-        if pin:
-            status = torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), self.size, 0)
-            self.pinned = int(status) == 0
-
-    def take(self, size: int) -> int | None:
-        """Return the offset of ``size`` free bytes, or None where they do not fit."""
-        if self.used + size > self.size:
-            return None
-        offset = self.used
-        self.used += -(-size // ALIGNMENT) * ALIGNMENT
-        return offset
+@dataclass(frozen=True)
+class _Block:
+    slab: Slab
+    offset: int
+    size: int
 
 
 @dataclass
 class _Place:
-    slab: int
-    offset: int
+    """Where the rows of one request go: a block for each captured layer."""
+
     length: int
+    blocks: tuple[_Block, ...]
     rows: int = 0
 
 
 @dataclass(frozen=True)
 class SharedStates:
-    """Where the rows of some requests are. Pickles into what :func:`open_states` returns.
+    """Where the rows of some requests are. Pickles into what ``handover.open_states`` returns.
 
     ``slabs`` are (file descriptor, size, inode) of the process ``pid``; ``places`` maps request ids
-    to (slab, offset, prompt length, rows); ``order`` are positions of the layers asked for.
+    to (rows, [(slab, offset) per captured layer]); ``order`` are positions of the layers asked for;
+    ``refused`` says why the memory is not page-locked where it should be.
     """
 
     pid: int
     slabs: tuple[tuple[int, int, int], ...]
-    places: dict[str, tuple[int, int, int, int]]
-    layers: int
+    places: dict[str, tuple[int, tuple[tuple[int, int], ...]]]
     order: tuple[int, ...]
     width: int
     dtype: str
+    refused: str = ""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        fields = (self.pid, self.slabs, self.places, self.layers, self.order, self.width, self.dtype)
+        from vllm_compat.capture.handover import open_states
+
+        fields = (self.pid, self.slabs, self.places, self.order, self.width, self.dtype, self.refused)
         return open_states, fields
 
 
-def open_states(
-    pid: int,
-    slabs: tuple[tuple[int, int, int], ...],
-    places: dict[str, tuple[int, int, int, int]],
-    layers: int,
-    order: tuple[int, ...],
-    width: int,
-    dtype: str,
-) -> dict[str, list[Any]]:
-    """Return ``{request id: [tensor [rows, width] per layer asked for]}``, views of shared memory."""
-    import torch
-
-    if torch.get_num_threads() == 1:
-        # vLLM leaves the driver one thread; the downstream's copies of large states want more.
-        torch.set_num_threads(min(8, len(os.sched_getaffinity(0))))
-    kind = getattr(torch, dtype)
-    states = {}
-    for request_id, (slab, offset, length, rows) in places.items():
-        memory = _opened(pid, *slabs[slab])
-        size = layers * length * width * kind.itemsize
-        whole = memory[offset : offset + size].view(kind).view(layers, length, width)
-        states[request_id] = [whole[layer][:rows] for layer in order]
-    return states
-
-
-def _opened(pid: int, fd: int, size: int, inode: int) -> Any:
-    """Map a worker's slab into this process, once; slabs of workers that have ended are let go."""
-    import torch
-
-    key = (pid, fd, size, inode)
-    if key in _mapped:
-        return _mapped[key]
-    for other in [known for known in _mapped if not os.path.exists(f"/proc/{known[0]}")]:
-        del _mapped[other]
-    own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(own).st_ino != inode:
-            raise GuardError(
-                f"Process {pid} is not the worker whose rows were announced: it has ended, and its"
-                " number was given to another."
-            )
-        memory = torch.frombuffer(mmap.mmap(own, size), dtype=torch.uint8)
-    finally:
-        os.close(own)
-    _mapped[key] = memory
-    return memory
-
-
-def is_view(tensor: Any) -> bool:
-    """Whether a tensor looks into a worker's slab, which the next batch will overwrite."""
-    return any(
-        memory.data_ptr() <= tensor.data_ptr() < memory.data_ptr() + len(memory)
-        for memory in _mapped.values()
-    )
-
-
 class SharedRowStore(RowStore):
-    """A :class:`RowStore` whose rows lie in slabs, each request's in one piece, layer by layer."""
+    """A :class:`RowStore` whose rows lie in slabs, a block for each layer of each request.
+
+    Blocks that the driver has given back are used again. Slabs beyond the limit that hold nothing
+    are let go, so that there is never more shared memory than the limit and twice the largest batch,
+    rounded up to slabs.
+    """
 
     def __init__(self, layers: int, device: Any) -> None:
         super().__init__(layers)
         self.cuda = device.type == "cuda"
         self.slabs: list[Slab] = []
         self.places: dict[str, _Place] = {}
+        self.offered: list[_Block] = []
         self.lengths: dict[str, int] = {}
         self.width = 0
         self.dtype: Any = None
+        self.ready: Sequence[Any] | None = None
         self._stream: Any = None
+        self._batch = self._largest = 0
+        self._limit = slabs.limit()
+
+    def mark(self) -> Any:
+        """Return an event that tells when what was launched so far is there; None without CUDA."""
+        if not self.cuda:
+            return None
+        import torch
+
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def expect(self, lengths: dict[str, int]) -> None:
         """Say how many rows each request will have in the end."""
         self.lengths.update(lengths)
 
     def keep(self, span: Span, have: int, parts: Sequence[Any]) -> None:
-        """Copy one request's rows of one step to their place; the copy may still be under way."""
-        import torch
+        """Copy one request's rows of one step to their place; the copy may still be under way.
 
+        ``ready``, where it is set, holds for each layer the event after which its rows are there.
+        """
         self.width, self.dtype = parts[0].shape[1], parts[0].dtype
         place = self.places.get(span.request_id)
         if place is None:
             place = self.places[span.request_id] = self._new_place(self.lengths[span.request_id])
-        target = self._view(place)[:, span.start : span.start + span.count]
         place.rows = span.start + span.count
+        for layer, part in enumerate(parts):
+            self._copy(place, layer, span, part)
+
+    def _copy(self, place: _Place, layer: int, span: Span, part: Any) -> None:
+        import torch
+
+        block = place.blocks[layer]
+        row = self.width * self.dtype.itemsize
+        begin = block.offset + span.start * row
+        target = block.slab.bytes[begin : begin + span.count * row].view(self.dtype)
+        target = target.view(span.count, self.width)
         if not self.cuda:
-            for layer, part in enumerate(parts):
-                target[layer].copy_(part)
+            target.copy_(part)
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        ready = self.ready[layer] if self.ready else None
+        if ready is None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        else:
+            self._stream.wait_event(ready)
         with torch.cuda.stream(self._stream):
-            for layer, part in enumerate(parts):
-                target[layer].copy_(part, non_blocking=True)
-                part.record_stream(self._stream)
+            target.copy_(part, non_blocking=True)
+            part.record_stream(self._stream)
 
     def shared(self, order: Sequence[int]) -> SharedStates:
-        """Wait for the copies and return where everything is; the rows stay until the next clear."""
+        """Wait for the copies and return where everything is; the rows are the driver's from now on."""
         if self._stream is not None:
             self._stream.synchronize()
+        number = {id(slab): index for index, slab in enumerate(self.slabs)}
         states = SharedStates(
             pid=os.getpid(),
-            slabs=tuple((slab.fd, slab.size, slab.inode) for slab in self.slabs),
-            places={r: (p.slab, p.offset, p.length, p.rows) for r, p in self.places.items()},
-            layers=self.layers,
+            slabs=tuple(slab.key for slab in self.slabs),
+            places={
+                request_id: (p.rows, tuple((number[id(b.slab)], b.offset) for b in p.blocks))
+                for request_id, p in self.places.items()
+            },
             order=tuple(order),
             width=self.width,
             dtype=str(self.dtype).removeprefix("torch."),
+            refused=next((slab.refused for slab in self.slabs if slab.refused), ""),
         )
+        for place in self.places.values():
+            self.offered.extend(place.blocks)
         self.rows.clear()
         self.places.clear()
         self.lengths.clear()
         return states
 
     def clear(self) -> None:
-        """Forget everything; the slabs are free again."""
+        """Forget everything; free what the driver has given back or never taken."""
         super().clear()
         if self._stream is not None:
             self._stream.synchronize()
+        for place in self.places.values():
+            for block in place.blocks:
+                block.slab.give(block.offset, block.size)
         self.places.clear()
         self.lengths.clear()
+        self._largest, self._batch = max(self._largest, self._batch), 0
+        retired = {id(slab) for slab in self.slabs if slab.retired}
+        kept = []
+        for block in self.offered:
+            if id(block.slab) in retired:
+                continue
+            if block.slab.state(block.offset) == slabs.TAKEN:
+                kept.append(block)
+            else:
+                block.slab.give(block.offset, block.size)
+        self.offered = kept
+        self._let_go(retired)
+
+    def _let_go(self, retired: set[int]) -> None:
+        """Let go of retired slabs, and of empty ones beyond the limit and the largest batch."""
+        total = sum(slab.size for slab in self.slabs)
+        kept = []
         for slab in self.slabs:
-            slab.used = 0
+            spare = total - slab.size >= self._limit + self._largest and slab.space.empty
+            if id(slab) in retired or spare:
+                total -= slab.size
+                slab.close()
+            else:
+                kept.append(slab)
+        self.slabs = kept
 
     def _new_place(self, length: int) -> _Place:
-        size = self.layers * length * self.width * self.dtype.itemsize
-        for index, slab in enumerate(self.slabs):
+        size = length * self.width * self.dtype.itemsize
+        self._batch += size * self.layers
+        return _Place(length, tuple(self._new_block(size) for _ in range(self.layers)))
+
+    def _new_block(self, size: int) -> _Block:
+        for slab in self.slabs:
             offset = slab.take(size)
             if offset is not None:
-                return _Place(index, offset, length)
-        slab = Slab(max(size, SLAB), pin=self.cuda)
-        if self.cuda and not slab.pinned:
-            logger.warning("vllm_compat: host memory could not be page-locked; copies are slower.")
+                return _Block(slab, offset, size)
+        try:
+            slab = Slab(max(size, slabs.SLAB), pin=self.cuda)
+        except OSError as error:
+            raise GuardError(
+                f"The system gives no shared memory for captured rows ({error}); use"
+                " transfer='rpc', or smaller batches."
+            ) from None
+        if slab.refused:
+            logger.warning(
+                "vllm_compat: host memory could not be page-locked (%s); copies are slower.",
+                slab.refused,
+            )
         self.slabs.append(slab)
         offset = slab.take(size)
         assert offset is not None
-        return _Place(len(self.slabs) - 1, offset, length)
-
-    def _view(self, place: _Place) -> Any:
-        size = self.layers * place.length * self.width * self.dtype.itemsize
-        memory = self.slabs[place.slab].bytes[place.offset : place.offset + size]
-        return memory.view(self.dtype).view(self.layers, place.length, self.width)
+        return _Block(slab, offset, size)
 
 
 @dataclass

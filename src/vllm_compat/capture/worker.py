@@ -47,6 +47,7 @@ class Capture:
         self.active = self._captures()
         self._step: Any = None
         self._captured: dict[int, Any] = {}
+        self._ready: dict[int, Any] = {}
         self._spans: tuple[Span, ...] | None = None
         self._failure: str | None = None
         self.store: RowStore = (
@@ -120,6 +121,7 @@ class Capture:
 
     def _begin(self, scheduler_output: Any) -> None:
         self._captured.clear()
+        self._ready.clear()
         self._spans = None
         self._step = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
 
@@ -136,6 +138,7 @@ class Capture:
             self._values.look(self._spans, captured)
             if isinstance(self.store, SharedRowStore):
                 self.store.expect({r.req_id: _length(r) for r in step.scheduled_new_reqs})
+                self.store.ready = [self._ready.get(i) for i in self.unique_ids]
             self.store.add(self._spans, captured)
         except GuardError as error:
             self._failure = str(error)
@@ -163,6 +166,8 @@ class Capture:
                 if self._spans is None:
                     self._spans = self._spans_now()
                 self._captured[layer_id] = stream(output)
+                if isinstance(self.store, SharedRowStore):
+                    self._ready[layer_id] = self.store.mark()
             except GuardError as error:
                 self._failure = str(error)
 

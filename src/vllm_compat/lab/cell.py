@@ -9,6 +9,7 @@ right.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -97,6 +98,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--canary", action="store_true")
     parser.add_argument("--scenario", action="append", default=[], help="only these scenarios")
     parser.add_argument("--repeat", type=int, default=0, help="calls of the throughput measurement")
+    parser.add_argument("--requests", type=int, default=0, help="short requests in a row, at the end")
     return parser.parse_args(argv)
 
 
@@ -166,6 +168,8 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
         scenarios["after the refusal"] = scenarios["duplicates"]
     if options.repeat:
         record["throughput"] = _throughput(generator, text["vocab_size"], options.repeat)
+    if options.requests:
+        record["endurance"] = _endurance(generator, text["vocab_size"], options.requests)
     generator.executor.shutdown()
     _judge(options, record, scenarios, results, layer_ids, text)
 
@@ -280,6 +284,63 @@ def _throughput(generator: Any, vocabulary: int, calls: int) -> dict[str, float]
     return {"tokens": tokens, "median_seconds": times[len(times) // 2], "calls": calls}
 
 
+def _endurance(generator: Any, vocabulary: int, requests: int) -> dict[str, Any]:
+    """Run many short requests, 32 a call; return what driver and workers hold on the way and at the end.
+
+    ``resident`` are KiB of each process (the driver first), ``descriptors`` its open files,
+    ``shared`` the KiB of anonymous shared memory that it has mapped and touched.
+    """
+    pids = [os.getpid(), *generator.executor.collective_rpc(_pid)]
+    held: list[list[dict[str, int]]] = []
+    done = 0
+    digests = set()
+    while done < requests:
+        batch = [[(i * 7 + j) % (vocabulary - 64) + 32 for i in range(1 + j % 16)] for j in range(32)]
+        digests.add(_digest(generator.generate(batch)))
+        done += len(batch)
+        if len(held) == 0 and done >= requests / 10:
+            held.append([_held(pid) for pid in pids])
+    held.append([_held(pid) for pid in pids])
+    return {
+        "requests": done,
+        "different_results": len(digests),
+        "after_a_tenth": held[0],
+        "at_the_end": held[1],
+    }
+
+
+def _pid(worker: Any) -> int:
+    return os.getpid()
+
+
+def _held(pid: int) -> dict[str, int]:
+    smaps = Path(f"/proc/{pid}/smaps").read_text().split("\n")
+    shared, ours = 0, False
+    for line in smaps:
+        if "-" in line.split(" ")[0]:
+            ours = "memfd:vllm_compat" in line
+        elif ours and line.startswith("Rss:"):
+            shared += int(line.split()[1])
+    resident = int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
+    return {
+        "resident": resident,
+        "shared": shared,
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+    }
+
+
+def _digest(results: Sequence[Any]) -> str:
+    """Return a digest of every row of every layer, in order: equal only where all bits are."""
+    import torch
+
+    digest = hashlib.sha256()
+    for result in results:
+        for tensor in result["hidden_states"]:
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _judge(
     options: argparse.Namespace,
     record: dict[str, Any],
@@ -304,6 +365,7 @@ def _judge(
             "tokens": sum(map(len, prompts)),
             "shape": [len(layer_ids), *results[name][0]["hidden_states"][0].shape],
             "dtype": str(results[name][0]["hidden_states"][0].dtype),
+            "digest": _digest(results[name]),
         }
         try:
             deviation = compare(results[name], reference)
