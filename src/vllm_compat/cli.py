@@ -90,7 +90,8 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
 
     parser.usage = (
         "vllm-compat run [--log FILE] [--status-file FILE] [--record FILE] [--every S] [--leave-folder]"
-        " [--capture C] [--no-canary] [--without ADAPTER] (SCRIPT | -m MODULE) [ARGS ...]"
+        " [--capture C] [--transfer T] [--no-canary] [--without ADAPTER]"
+        " (SCRIPT | -m MODULE) [ARGS ...]"
     )
     parser.description = (
         "Run a program that has never heard of vllm_compat in a supervised child: same arguments,"
@@ -109,6 +110,12 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="repeat prompts of the first batch and compare their rows before going on",
+    )
+    parser.add_argument(
+        "--transfer",
+        default="auto",
+        choices=["auto", "rpc"],
+        help="how rows leave the worker (auto: shared memory; rpc: pickled replies, as stock)",
     )
     parser.add_argument(
         "--without", action="append", default=[], metavar="ADAPTER", help="leave an adapter out"
@@ -195,6 +202,13 @@ def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_adapters)
 
 
+def _set_up_bench(parser: argparse.ArgumentParser) -> None:
+    from vllm_compat.lab.bench import add_arguments, run
+
+    add_arguments(parser)
+    parser.set_defaults(command=run)
+
+
 def _set_up_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="kimi_k25", choices=["llama", "deepseek_v3", "kimi_k25"])
     parser.add_argument("--folder", metavar="DIR", help="keep the model and the record here")
@@ -226,6 +240,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "record": ("record the surface of a vLLM release or nightly", _set_up_record),
     "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
     "nightly": ("judge and run a vLLM that is not released yet", _set_up_nightly),
+    "bench": ("measure extraction against plain vLLM prefill", _set_up_bench),
     "demo": ("extract hidden states of a tiny model, and judge them", _set_up_demo),
 }
 
@@ -244,7 +259,12 @@ def _run(options: argparse.Namespace) -> int:
         status_file=path(options.status_file),
         every=options.every,
         leave_folder=options.leave_folder,
-        apply={"capture": options.capture, "without": options.without, "canary": options.canary},
+        apply={
+            "capture": options.capture,
+            "transfer": options.transfer,
+            "without": options.without,
+            "canary": options.canary,
+        },
     )
     return run(options.argv, module=options.module, options=chosen)
 
