@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-_RUN_OPTIONS = ("--capture", "--without", "--record", "--log", "--status-file", "--every")
+_RUN_OPTIONS = ("--capture", "--transfer", "--without", "--record", "--log", "--status-file", "--every")
 """The options of ``run`` that a value follows."""
 
 
