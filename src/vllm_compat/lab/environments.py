@@ -121,21 +121,27 @@ QUIRKS = (
 
 @dataclass(frozen=True)
 class Unusable:
-    """A range of vLLM releases for which no environment can be made."""
+    """A range of vLLM releases for which no environment can be made.
+
+    ``kernels`` names the CPU build over whose kernels their Python sources run
+    (`vllm_compat.lab.overlay`), where there is one.
+    """
 
     reason: str
     since: str = "0"
     before: str | None = None
+    kernels: str | None = None
 
 
 UNUSABLE = (
     Unusable("this library begins with vLLM 0.11.0", before="0.11"),
     Unusable(
         "its CPU build needs CXXABI_1.3.15, which current distributions lack",
-        since="0.11.2",
-        before="0.11.3",
+        since="0.11.1",
+        before="0.12",
+        kernels="0.12.0",
     ),
-    Unusable("there is no CPU build of it", since="0.33"),
+    Unusable("there is no CPU build of it", since="0.33", kernels="0.32.0"),
 )
 
 
@@ -184,14 +190,19 @@ def quirks(vllm_version: str) -> list[Quirk]:
     return [quirk for quirk in QUIRKS if within(vllm_version, quirk.since, quirk.before)]
 
 
+def unusable(vllm_version: str) -> Unusable | None:
+    """Return why there is no environment for a release, None where there is one."""
+    rows = (row for row in UNUSABLE if within(vllm_version, row.since, row.before))
+    return next(rows, None)
+
+
 def recipe(vllm_version: str, transformers: str | None = None) -> Environment:
     """Return the recipe for a vLLM release, or raise `UsageError` where none can work.
 
     `transformers` is a bound such as ``<5`` for releases that take both generations.
     """
-    for row in UNUSABLE:
-        if within(vllm_version, row.since, row.before):
-            raise UsageError(f"No environment can be made for vLLM {vllm_version}: {row.reason}.")
+    if row := unusable(vllm_version):
+        raise UsageError(f"No environment can be made for vLLM {vllm_version}: {row.reason}.")
     rows = quirks(vllm_version)
     constraints = [item for quirk in rows for item in quirk.constraints]
     if transformers is not None:

@@ -170,17 +170,18 @@ class Matrix:
 
     def _base(self, release: str) -> str:
         """Return the CPU build that a release runs in: its own, or the nearest for an overlay."""
-        if self.options.source is None and not _has_no_build(release):
+        row = environments.unusable(release)
+        if self.options.source is None and row is None:
             return release
         if self.options.base:
             return self.options.base
-        built = [v for v in known_releases() if not _unusable(v)]
-        return built[-1]
+        newest = [v for v in known_releases() if not environments.unusable(v)][-1]
+        return row.kernels if row and row.kernels else newest
 
     def _release(self, release: str, share: str) -> list[dict[str, Any]]:
-        reason = _unusable(release)
-        if reason and not _has_no_build(release):
-            return [self._surface_only(release, s, reason) for s in self.options.speculators]
+        row = environments.unusable(release)
+        if row and not row.kernels and self.options.source is None:
+            return [self._surface_only(release, s, row.reason) for s in self.options.speculators]
         wanted = self.options.speculators
         missing = [s for s in wanted if self._wanted(release, s)]
         if not missing and not self.options.prepare:
@@ -309,20 +310,6 @@ class Matrix:
             )
 
 
-def _unusable(release: str) -> str | None:
-    """Return why there is no environment for a release, or None."""
-    for row in environments.UNUSABLE:
-        if environments.within(release, row.since, row.before):
-            return row.reason
-    return None
-
-
-def _has_no_build(release: str) -> bool:
-    """Tell whether a release is newer than every CPU build, so that it runs as an overlay."""
-    built = [v for v in known_releases() if not _unusable(v)]
-    return bool(_unusable(release)) and environments.within(release, built[-1], None)
-
-
 @contextmanager
 def cores(count: int | None) -> Iterator[None]:
     """Confine this process, and what it starts, to some cores for a while (Linux)."""
@@ -399,13 +386,11 @@ def run_cell(
             "error": _clean(plain.get("error"), paths),
         }
         if plain["outcome"] != "right":
-            record["plain"]["log"] = _excerpt(plain, paths)
+            record["plain"]["log"] = _log(plain, paths)
             record["outcome"] = Outcome.VLLM
     if record["outcome"] != Outcome.RIGHT:
         record["error"] = _clean(found.get("error"), paths)
-        record["log"] = _excerpt(found, paths)
-        if trace := _clean(found.get("traceback"), paths):
-            record["log"] += trace.splitlines()
+        record["log"] = _log(found, paths)
     return record
 
 
@@ -524,17 +509,20 @@ def _clean(text: object, paths: EnvironmentPaths) -> str | None:
     """Return an error's words without folders of this machine, at most 1,200 characters."""
     if not text:
         return None
-    words = str(text)
+    words = re.sub(r"\x1b\[[\d;]*m", "", str(text))
     for folder, name in ((paths.root, "ROOT"), (Path.home(), "~"), (tempfile.gettempdir(), "TMP")):
         words = words.replace(str(folder), name)
     return words[-1200:]
 
 
-def _excerpt(found: dict[str, Any], paths: EnvironmentPaths, lines: int = 25) -> list[str]:
-    """Return the last telling lines of a run's output."""
-    noise = re.compile(r"^\s*$|WARNING|UserWarning|INFO \d\d-\d\d")
-    kept = [row for row in str(found.get("output", "")).splitlines() if not noise.search(row)]
-    return [(_clean(row, paths) or "")[:200] for row in kept[-lines:]]
+def _log(found: dict[str, Any], paths: EnvironmentPaths, lines: int = 20) -> list[str]:
+    """Return the errors that a run's output names, its last lines, and the traceback's end."""
+    noise = re.compile(r"^\s*$|WARNING|UserWarning|INFO \d\d-\d\d|checkpoint shards")
+    rows = [row for row in str(found.get("output", "")).splitlines() if not noise.search(row)]
+    errors = [row for row in rows[:-lines] if re.search(r"\b\w+Error: |Failed to import", row)]
+    kept = [*dict.fromkeys(errors[:10]), *rows[-lines:]]
+    trace = (_clean(found.get("traceback"), paths) or "").splitlines()
+    return [(_clean(row, paths) or "")[:200] for row in kept] + trace
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
