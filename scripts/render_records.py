@@ -56,9 +56,9 @@ def compatibility() -> str:
         " there the median counts, and the layers before the first router (*before routing*). `check`"
         " answers for every recorded release; this page says what was seen.",
         "",
-        "## CPU, float32",
-        "",
     ]
+    parts += every_release()
+    parts += ["", "## CPU, float32, one by one", ""]
     cpu = [c for _, record in records("suite", "cpu") for c in record["cells"]]
     parts += table([c for c in cpu if c["outcome"] == "right"], gpu=False)
     for path, record in records("gpu suite"):
@@ -122,6 +122,67 @@ def compatibility() -> str:
     parts.append("")
     notes = [r["note"] for _, r in records("generate") if r.get("note")]
     return "\n".join([*parts, *notes, ""])
+
+
+def every_release() -> list[str]:
+    """Return the table of the matrix: each vLLM release with each speculators release."""
+    from vllm_compat.lab.matrix import Outcome, read_records, release_of, summary_table
+
+    cells = read_records(RECORDS / "matrix")
+    parts = [
+        "## Every release",
+        "",
+        "`vllm-compat matrix` on CPU builds of vLLM, float32; per cell the tiny model, the tensor"
+        " parallel size and the worst relative deviation. *overlay*: the release's Python sources over"
+        " another build's compiled kernels, because it has no CPU build, or none that loads; this shows"
+        " its Python side only. *Refused in words*: `apply()` says before anything loads that the pair"
+        " has no plan. *vLLM alone fails too*: `vllm.LLM` without speculators and vllm_compat fails on"
+        " that model as well (below).",
+        "",
+        *summary_table(cells),
+    ]
+    fails = [c for c in cells if c["outcome"] == Outcome.VLLM]
+    if fails:
+        parts += ["", "### What a CPU build cannot run by itself", ""]
+        parts += ["| vLLM | model | ranks | vLLM alone says | |", "|---|---|---|---|---|"]
+        for cell in fails:
+            words = [cell["plain"]["error"], *_causes(cell["plain"].get("log", []))]
+            said = [" ".join(str(w).split())[:160].replace("|", "\\|") for w in words[:2]]
+            said += [""] * (2 - len(said))
+            parts.append(
+                f"| {release_of(cell)} | {cell['model']} | {cell['ranks']} | {said[0]} | {said[1]} |"
+            )
+    kept = [c for c in cells if c["without"]]
+    if kept:
+        parts += ["", "### Adapters needed, by ablation", ""]
+        parts.append(
+            "Each adapter of a plan switched off in turn, everything else the same: *needed* where the"
+            " run then fails or gives wrong rows."
+        )
+        parts += ["", "| vLLM | speculators | needed | right without it |", "|---|---|---|---|"]
+        pairs = dict.fromkeys((release_of(c), c["versions"]["speculators"]) for c in kept)
+        for pair in pairs:
+            own = [c for c in kept if (release_of(c), c["versions"]["speculators"]) == pair]
+            lists = [
+                ", ".join(f"`{c['without'][0]}`" for c in own if (c["outcome"] == "right") is right)
+                for right in (False, True)
+            ]
+            parts.append(f"| {' | '.join([*pair, *lists])} |")
+    shares = sorted(c["start"]["share"] for c in cells if "start" in c and not c["without"])
+    if shares:
+        parts += [
+            "",
+            f"Plan, patches and plugin took {shares[0]:.1%} to {shares[-1]:.1%} of a run's start (imports,"
+            f" engine, workers), in the median {shares[len(shares) // 2]:.1%}.",
+        ]
+    return parts
+
+
+def _causes(log: list[str]) -> list[str]:
+    """Return the errors that a log names, the most telling first."""
+    general = ("Engine core initialization failed", "WorkerProc initialization failed", "See root")
+    found = [row for row in log if "Error: " in row and not any(word in row for word in general)]
+    return [row[row.index("Error: ") + 7 :] for row in found]
 
 
 def table(cells: list[dict[str, Any]], *, gpu: bool) -> list[str]:

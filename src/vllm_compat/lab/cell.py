@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     for name, prompts in scenarios.items():
         if name == "chunked prefill":
             budget = generator.scheduler.max_num_scheduled_tokens
-            generator.scheduler.max_num_scheduled_tokens = STEP_TOKENS
+            generator.scheduler.max_num_scheduled_tokens = _step_tokens(generator, prompts)
         results[name] = generator.generate(prompts)
         if name == "shared prefixes":
             generator.scheduler.max_num_scheduled_tokens = budget
@@ -261,6 +261,16 @@ def _utilization(options: argparse.Namespace, text: dict[str, Any]) -> float:
     block = 2 * 16 * heads * text["head_dim"] * size * text["num_hidden_layers"]
     space = int(os.environ["VLLM_CPU_KVCACHE_SPACE"]) * 2**30
     return float((options.kv_blocks + 0.5) * block / (space * 0.2))
+
+
+def _step_tokens(generator: Any, prompts: list[list[int]]) -> int:
+    """Return the token budget that cuts prompts; where vLLM never cuts one, the longest must fit.
+
+    A configuration made by hand has chunked prefill off in 0.11.0, on in later releases.
+    """
+    config = generator.scheduler.scheduler_config
+    chunked = getattr(config, "chunked_prefill_enabled", config.enable_chunked_prefill)
+    return STEP_TOKENS if chunked else max(map(len, prompts))
 
 
 def _too_long(generator: Any, blocks: int, vocabulary: int) -> str:

@@ -258,12 +258,15 @@ class Matrix:
         self, cell: Cell, paths: EnvironmentPaths, overlay: Overlay | None, share: str
     ) -> dict[str, Any]:
         out = self.options.out / f"{cell.name}.json"
+        known: dict[str, Any] | None = None
         if out.exists() and not self.options.again:
             kept: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
             if kept["outcome"] != Outcome.FAILED or cell.without:
                 return kept
+            if kept.get("plain", {}).get("outcome") == "right":
+                known = kept["plain"]  # vLLM alone has shown already that it can
         begin = time.monotonic()
-        record = run_cell(cell, paths, overlay, limit=self.options.limit)
+        record = run_cell(cell, paths, overlay, plain=known, limit=self.options.limit)
         self.options.out.mkdir(parents=True, exist_ok=True)
         _write(out, record)
         self._done += 1
@@ -359,16 +362,17 @@ def run_cell(
     paths: EnvironmentPaths,
     overlay: Overlay | None = None,
     *,
-    arguments: Sequence[str] = (),
+    plain: dict[str, Any] | None = None,
     limit: float = LIMIT,
 ) -> dict[str, Any]:
     """Run one cell in an environment and return its record, without paths of this machine.
 
     Where it fails and no adapter is switched off, vLLM alone is run on the same model
-    (`vllm_compat.lab.plain`), so that the record tells whose fault it is.
+    (`vllm_compat.lab.plain`), so that the record tells whose fault it is; `plain` is what such a
+    run has left already.
     """
     model = model_folder(cell.model, cell.dtype, paths)
-    command = [str(model), *arguments, *("--dtype", cell.dtype)]
+    command = [str(model), "--dtype", cell.dtype]
     command += ["--tensor-parallel-size", str(cell.ranks)]
     for name in cell.without:
         command += ["--without", name]
@@ -378,15 +382,18 @@ def run_cell(
     if "IncompatibleError" in str(found.get("error")):
         record["outcome"] = Outcome.REFUSED
     elif record["outcome"] != Outcome.RIGHT and not cell.without:
-        command = [str(model), "--dtype", cell.dtype, "--tensor-parallel-size", str(cell.ranks)]
-        plain = _process("vllm_compat.lab.plain", command, cell, paths, overlay, limit)
-        record["plain"] = {
-            "outcome": plain["outcome"],
-            "worst": plain.get("worst"),
-            "error": _clean(plain.get("error"), paths),
-        }
+        if plain is None:
+            command = [str(model), "--dtype", cell.dtype, "--tensor-parallel-size", str(cell.ranks)]
+            alone = _process("vllm_compat.lab.plain", command, cell, paths, overlay, limit)
+            plain = {
+                "outcome": alone["outcome"],
+                "worst": alone.get("worst"),
+                "error": _clean(alone.get("error"), paths),
+            }
+            if alone["outcome"] != "right":
+                plain["log"] = _log(alone, paths)
+        record["plain"] = plain
         if plain["outcome"] != "right":
-            record["plain"]["log"] = _log(plain, paths)
             record["outcome"] = Outcome.VLLM
     if record["outcome"] != Outcome.RIGHT:
         record["error"] = _clean(found.get("error"), paths)
