@@ -172,8 +172,8 @@ def every_release() -> list[str]:
     if shares:
         parts += [
             "",
-            f"Plan, patches and plugin took {shares[0]:.1%} to {shares[-1]:.1%} of a run's start (imports"
-            f", engine, workers), in the median {shares[len(shares) // 2]:.1%}.",
+            f"Plan, patches and plugin took {shares[0]:.1%} to {shares[-1]:.1%} of a run's start"
+            f" (imports, engine, workers), in the median {shares[len(shares) // 2]:.1%}.",
         ]
     return parts
 
