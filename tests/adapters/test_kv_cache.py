@@ -131,6 +131,25 @@ def test_the_core_plans_over_the_downstreams_executor_which_is_then_not_set_up_t
     assert given[1:] == [("initialize_from_config", ["later"])]
 
 
+def test_the_calls_before_it_refuse_no_hybrid_model_while_an_engine_is_built(
+    core: Any, make_case: MakeCase, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules[GENERATOR]
+
+    def refuse(specs: object) -> None:
+        raise ValueError("Failed to promote local KV cache specs")
+
+    monkeypatch.setattr(module, "unify_hybrid_kv_cache_specs", refuse)
+    monkeypatch.setattr(module, "_get_kv_cache_groups_uniform_spec", refuse)
+    install("kv_cache.engine_core", make_case("speculators_0_4", RESOLVED))
+    with building(SimpleNamespace(), "model"):
+        assert module.unify_hybrid_kv_cache_specs({"layer": object()}) is None
+        assert module._get_kv_cache_groups_uniform_spec({"layer": object()}) == []
+    for call in (module.unify_hybrid_kv_cache_specs, module._get_kv_cache_groups_uniform_spec):
+        with pytest.raises(ValueError, match="Failed to promote"):
+            call({})
+
+
 def test_another_executor_is_set_up_as_ever(
     core: Any, make_case: MakeCase, install: Install
 ) -> None:

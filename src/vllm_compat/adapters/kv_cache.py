@@ -10,7 +10,7 @@ from vllm_compat.engine import current_build
 from vllm_compat.errors import PatchError
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
+    from vllm_compat.patching import Transaction, Wrapper
     from vllm_compat.plan import Plan
 
 FROM_GROUPS = "vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups"
@@ -61,15 +61,20 @@ class EngineCorePlans(Adapter):
         " attention backends in the workers. All these steps stand in the engine core, which the"
         " downstream does not use."
     )
-    relies = "Plans one KV cache configuration by hand and hands it to the executor."
+    relies = (
+        "Unifies the layers' KV cache specs, puts them into one group, plans one configuration and hands it"
+        " to the executor, all by hand."
+    )
     does = (
         "Answers the downstream's planning call by running this release's own"
         " EngineCore._initialize_kv_caches over the downstream's executor, with the memory that the"
-        " downstream has set aside; its initialize_from_config has then been done already."
+        " downstream has set aside; its initialize_from_config has then been done already. The two calls"
+        " before it, which refuse hybrid models, do nothing while the downstream builds its engine."
     )
     until = "the downstream starts vLLM through its engine."
     shown_by = (
-        "llama, speculators 0.4.0.1, vLLM 0.32.0: `KV cache layout has not been resolved yet`"
+        "llama, speculators 0.4.0.1, vLLM 0.32.0: `KV cache layout has not been resolved yet`;"
+        " granite_hybrid, ditto: `Failed to promote local KV cache specs`"
     )
 
     def need(self, case: Case) -> Need | None:
@@ -105,9 +110,18 @@ class EngineCorePlans(Adapter):
                 return None
             return wrapped(*args, **kwargs)
 
-        transaction.wrap(
-            f"{plan.roles.generator_module}:get_kv_cache_config_from_groups", by_engine_core
-        )
+        def left_to_it(answer: Any) -> Wrapper:
+            def do_nothing(
+                wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+            ) -> Any:
+                return wrapped(*args, **kwargs) if current_build() is None else answer
+
+            return do_nothing
+
+        module = plan.roles.generator_module
+        transaction.wrap(f"{module}:unify_hybrid_kv_cache_specs", left_to_it(None))
+        transaction.wrap(f"{module}:_get_kv_cache_groups_uniform_spec", left_to_it([]))
+        transaction.wrap(f"{module}:get_kv_cache_config_from_groups", by_engine_core)
         transaction.wrap(
             "vllm.v1.executor.multiproc_executor:MultiprocExecutor.initialize_from_config", once
         )
