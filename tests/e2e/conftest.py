@@ -59,8 +59,8 @@ def models(
         if not folder.exists():
             paths = environment("0.16.0", "0.3.0")
             code = (
-                "import sys; from vllm_compat.lab.models import make_model;"
-                " make_model(*sys.argv[1:3], dtype=sys.argv[3])"
+                "import sys; from vllm_compat.lab.families import make_tiny;"
+                " make_tiny(*sys.argv[1:3], dtype=sys.argv[3])"
             )
             done = paths.run(["-c", code, name, folder, dtype], timeout=LIMIT)
             assert done.returncode == 0, done.stderr

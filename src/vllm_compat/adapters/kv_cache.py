@@ -62,8 +62,8 @@ class EngineCorePlans(Adapter):
         " downstream does not use."
     )
     relies = (
-        "Unifies the layers' KV cache specs, puts them into one group, plans one configuration and hands it"
-        " to the executor, all by hand."
+        "Unifies the layers' KV cache specs, puts them into one group, plans one configuration and hands"
+        " it to the executor, all by hand."
     )
     does = (
         "Answers the downstream's planning call by running this release's own"

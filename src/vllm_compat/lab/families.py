@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import UsageError
-from vllm_compat.lab.models import VOCABULARY, special_token_id, write_fast_tokenizer
+from vllm_compat.lab.models import VOCABULARY, make_model, special_token_id, write_fast_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -349,6 +349,13 @@ FAMILIES = {
     ),
 }
 FAMILY_NAMES = tuple(FAMILIES)
+
+
+def make_tiny(name: str, out_dir: str | Path, *, dtype: str = "float32") -> Path:
+    """Write a tiny model into a folder, whether `vllm_compat.lab.models` knows it or it is a family."""
+    if name in FAMILIES:
+        return make_family(name, out_dir, dtype=dtype)
+    return make_model(name, out_dir, dtype=dtype)
 
 
 def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed: int = 0) -> Path:

@@ -138,6 +138,23 @@ def choose(words: Iterable[str], known: Sequence[str] | None = None) -> list[str
     return list(chosen)
 
 
+def expand(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the tiny models that words name; ``families`` stands for all families.
+
+    Raises:
+        UsageError: A word names none.
+    """
+    from vllm_compat.lab.families import FAMILY_NAMES
+    from vllm_compat.lab.models import MODEL_NAMES
+
+    chosen = [model for name in names for model in (FAMILY_NAMES if name == "families" else (name,))]
+    known = MODEL_NAMES + FAMILY_NAMES
+    for model in chosen:
+        if model not in known:
+            raise UsageError(f"There is no tiny model {model!r}: choose among {', '.join(known)}.")
+    return tuple(dict.fromkeys(chosen))
+
+
 def default_model(site_packages: Path, speculators: str) -> tuple[str, int]:
     """Return model and ranks of a pair's own cell: Llama alone, or a DeepSeek kind on two ranks."""
     if speculators != "0.4.0.1":
@@ -343,8 +360,8 @@ def model_folder(name: str, dtype: str, paths: EnvironmentPaths) -> Path:
     if (folder / "config.json").exists():
         return folder
     code = (
-        "import sys; from vllm_compat.lab.models import make_model;"
-        " make_model(*sys.argv[1:3], dtype=sys.argv[3])"
+        "import sys; from vllm_compat.lab.families import make_tiny;"
+        " make_tiny(*sys.argv[1:3], dtype=sys.argv[3])"
     )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
@@ -648,7 +665,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every release that is served")
     parser.add_argument("--speculators", nargs="+", default=list(SPECULATORS), metavar="V")
     parser.add_argument(
-        "--models", nargs="+", default=[], metavar="NAME", help="tiny models (default: one a pair)"
+        "--models",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="tiny models, or `families` for all of them (default: one a pair)",
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[], metavar="N")
     parser.add_argument("--without", action="append", default=[], metavar="ADAPTER")
@@ -703,7 +724,7 @@ def run_matrix(options: argparse.Namespace) -> int:
             out=out,
             root=root,
             speculators=tuple(options.speculators),
-            models=tuple(options.models),
+            models=expand(options.models),
             ranks=tuple(options.ranks),
             without=tuple(options.without),
             ablate=options.ablate,

@@ -1,0 +1,68 @@
+"""Families that stock's loop or a careless capture gets wrong, without an error, on vLLM 0.16.0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_compat.lab.environments import EnvironmentPaths
+
+pytestmark = pytest.mark.e2e
+Cell = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("family", "speculators", "ranks", "arguments"),
+    [
+        ("mistral", "0.3.0", 1, ()),  # one window in every layer
+        ("command_r", "0.4.0.1", 2, ()),  # a pair whose first tensor is the whole stream
+        ("falcon", "0.4.0.1", 1, ()),  # one tensor; the list of layers is called h
+        ("gemma2", "0.4.0.1", 2, ()),  # embedding scale, windows on every other layer
+        ("qwen3", "0.4.0.1", 1, ("--capture", "auxiliary", "--canary")),
+    ],
+)
+def test_rows_are_right(
+    cell: Cell, family: str, speculators: str, ranks: int, arguments: tuple[str, ...]
+) -> None:
+    record = cell("0.16.0", speculators, family, *arguments, ranks=ranks)
+    assert record["outcome"] == "right", record["error"]
+    expected = "auxiliary" if "auxiliary" in arguments else "hooks"
+    assert [worker["capture"] for worker in record["workers"]] == [expected] * ranks
+
+
+@pytest.mark.parametrize(
+    ("family", "adapter"), [("mistral", "config.sliding_window"), ("gemma2", "worker.capture")]
+)
+def test_without_one_adapter_rows_are_wrong(cell: Cell, family: str, adapter: str) -> None:
+    record = cell(
+        "0.16.0", "0.4.0.1", family, "--without", adapter, "--scenario", "long prompts"
+    )
+    assert record["outcome"] != "right"
+    assert record["worst"] > 0.1, "no error, but other rows"
+
+
+def test_every_fault_is_stopped_and_no_clean_run(
+    environment: Callable[[str, str], EnvironmentPaths],
+    models: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    paths, out = environment("0.16.0", "0.4.0.1"), tmp_path / "record.json"
+    done = paths.run(["-m", "vllm_compat.lab.faults", models("qwen3"), "--out", out], timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert record["clean_runs"] == 50
+    assert all(record["faults"].values()), record["faults"]
+    for name, word in (
+        ("two requests swapped", "Canary"),
+        ("a chunk repeated", "Canary"),
+        ("rows shifted by one", "Canary"),
+        ("NaN in one row", "not finite"),
+        ("another dtype", "float16"),
+        ("the last layer dropped", "without the layers"),
+    ):
+        assert word in record["faults"][name], record["faults"][name]
+    assert record["preempted"] == "right"
