@@ -3,6 +3,7 @@
 
 usage: make_suite.py VLLM_VERSION OUT.json [--only TEXT]
        make_suite.py VLLM_VERSION OUT.json --two-gpus
+       make_suite.py VLLM_VERSION OUT.json --families
 """
 
 from __future__ import annotations
@@ -133,12 +134,32 @@ def two_gpus(fork: dict[str, str], spawn: dict[str, str]) -> list[dict[str, Any]
     return cells
 
 
+def families(fork: dict[str, str]) -> list[dict[str, Any]]:
+    """Return a cell for every tiny family, and cells with the models' own auxiliary hidden states.
+
+    The canary is on in all of them. What no CPU build runs (hybrids, Llama-4's router, GPT-OSS in its
+    own dtype) is shown here.
+    """
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
+    from vllm_compat.lab.families import FAMILY_NAMES
+
+    more = ["--canary", "--layer-ids", "0,1,2,3"]  # the last layer included
+    cells = [cell("family", "0.4.0.1", name, *more, environ=fork) for name in FAMILY_NAMES]
+    for model in ("llama", "deepseek_v3", "kimi_k25", "qwen3", "gpt_oss", "gemma3_text"):
+        workers = {"capture": "auxiliary"}
+        arguments = ["--capture", "auxiliary", *more]
+        cells.append(cell("auxiliary", "0.4.0.1", model, *arguments, environ=fork, workers=workers))
+    return cells
+
+
 def main(version: str, out: str, *options: str) -> None:
     """Write the suite; ``--only TEXT`` keeps the cells whose names hold the text."""
     fork = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
     spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     if "--two-gpus" in options:
         cells = [*int4(fork), *two_gpus(fork, spawn)]
+    elif "--families" in options:
+        cells = families(fork)
     else:
         cells = suite(version)
     if "--only" in options:

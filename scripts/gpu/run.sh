@@ -4,9 +4,13 @@
 set -euo pipefail
 suite=$1 out=$2 downstreams=$3
 work=$(mktemp -d)
-for model in llama deepseek_v3 kimi_k25 kimi_k25_int4; do
-  python3 -c "from vllm_compat.lab.models import make_model; make_model('$model', '$work/$model', dtype='bfloat16')"
-done
+python3 - "$suite" "$work" <<'EOF'
+import json, sys
+from vllm_compat.lab.families import make_tiny
+suite, work = sys.argv[1:]
+for model in sorted({cell["model"] for cell in json.load(open(suite))}):
+    make_tiny(model, f"{work}/{model}", dtype="bfloat16")
+EOF
 nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader
 python3 -m vllm_compat.lab.suite "$suite" --out "$out" --models "$work" --downstreams "$downstreams" \
   --jobs "${JOBS:-6}" --limit "${LIMIT:-150}" --deadline "${DEADLINE:-420}"
