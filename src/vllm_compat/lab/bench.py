@@ -41,7 +41,8 @@ from typing import Any
 from vllm_compat.errors import UsageError
 
 SCHEMA_VERSION = 1
-MODES = ("plain", "stock", "rpc", "auto")
+MODES = ("plain", "stock", "rpc", "auto", "auxiliary")
+DEFAULT_MODES = MODES[:4]
 SHAPES = {
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
@@ -66,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch", action="append", default=[], metavar="NxT", help="prompts x tokens (8x512)"
     )
     parser.add_argument("--calls", type=int, default=5, metavar="N", help="timed calls a batch (5)")
-    parser.add_argument("--modes", default=",".join(MODES), help="of plain,stock,rpc,auto")
+    parser.add_argument("--modes", default=",".join(DEFAULT_MODES), help=f"of {','.join(MODES)}")
     parser.add_argument("--layer-ids", type=int, nargs="+", metavar="K", help="(stock's own choice)")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.8, metavar="X")
@@ -227,8 +228,20 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             measured["handover"] = _handover()
     measured["facts"] = _facts()
     if generator is not None:
+        measured["worker_peak_bytes"] = generator.executor.collective_rpc(_peak_memory)
         generator.executor.shutdown()
     return measured
+
+
+def _peak_memory(worker: Any) -> dict[str, int]:
+    """Return the most memory that a worker has had, in bytes: of the host, and of its GPU."""
+    import resource
+
+    import torch
+
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"host": host, "device": gpu}
 
 
 def _tokens(batch: str, salt: int = 0) -> Tokens:
@@ -270,7 +283,11 @@ def _generator(options: argparse.Namespace, longest: int) -> Any:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # stock knows no other
         vllm_compat.apply(without=NOT_STOCK)
     else:
-        vllm_compat.apply(transfer=options.child)
+        auxiliary = options.child == "auxiliary"  # the strategy; its rows leave as in auto
+        vllm_compat.apply(
+            capture="auxiliary" if auxiliary else "auto",
+            transfer="auto" if auxiliary else options.child,
+        )
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
     if options.shape:
