@@ -1,9 +1,9 @@
 """Faults put into real runs on purpose: each must be an error before the caller has the rows.
 
 Run inside an environment with vLLM and speculators (``python -m vllm_compat.lab.faults MODEL --out
-FILE``). One generator is built; clean calls, some with the canary, must raise nothing; then each fault of
-`FAULTS` is put into the worker's capture, or into the scheduler, for one call, and what stops it is
-noted. A call after each fault shows that nothing of it stays.
+FILE``). One generator is built; clean calls, some with the canary, must raise nothing; then each fault
+of `FAULTS` is put into the capture of the worker, or into the scheduler, for one call, and what stops it
+is noted. A call after each fault shows that nothing of it stays.
 """
 
 from __future__ import annotations
