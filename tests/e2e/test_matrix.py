@@ -43,7 +43,7 @@ def run(tmp_path: Path, capsys_disabled: Callable[[str], None]) -> Run:
     ) -> list[dict[str, Any]]:
         wanted = Options(
             (vllm,),
-            Path(os.environ.get("VLLM_COMPAT_RECORDS") or tmp_path),
+            Path(os.environ.get("VLLM_COMPAT_RECORDS") or tmp_path) / "matrix",
             speculators=(speculators,),
             models=(model,),
             ranks=(ranks,),
