@@ -1,0 +1,51 @@
+"""GitHub's workflows: YAML that parses, and steps that are commands of this project."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vllm_compat import cli
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def steps(workflow: Path) -> Iterator[dict[str, Any]]:
+    content = yaml.safe_load(workflow.read_text(encoding="utf-8"))
+    assert content[True]  # `on`, which YAML 1.1 reads as a truth value
+    for job in content["jobs"].values():
+        yield from job["steps"]
+
+
+def commands() -> Iterator[list[str]]:
+    for workflow in WORKFLOWS:
+        for step in steps(workflow):
+            assert ("run" in step) is not ("uses" in step)
+            for line in step.get("run", "").splitlines():
+                text = re.sub(r"\$\{\{[^}]*\}\}", "0.16.0", line)
+                if inner := re.search(r"\$\(([^)]*)\)", text):
+                    text = inner[1]
+                yield shlex.split(text.partition(" >> ")[0])
+
+
+def test_there_are_the_three_workflows() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "matrix", "nightly"]
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_each_step_is_a_command_that_runs_on_a_laptop(words: list[str]) -> None:
+    if words[0] == "vllm-compat":
+        # Exits with status 2 where an option is unknown.
+        options = cli._parser(words[1]).parse_args(words[1:])
+        assert callable(options.command)
+    elif words[0] == "bash" or (words[0] == "python3" and words[1] != "-m"):
+        assert (ROOT / words[1]).is_file()
+    else:
+        assert words[0] in ("python3", "actionlint")
