@@ -1,5 +1,12 @@
 #!/usr/bin/env python3
-"""Put the records of single cells into one suite: collect_cells.py FOLDER OUT.json [--overlay]."""
+"""Put the records of single cells into one file.
+
+usage: collect_cells.py FOLDER OUT.json [--overlay]
+       collect_cells.py FOLDER OUT.json --families WHERE     (WHERE: "CPU, float32")
+
+With --families the file is one of records/families: what `docs/families.md` is made of. Records of
+`vllm_compat.lab.plain` in the folder (FAMILY.plain.json) say what vLLM alone does with a family.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +25,49 @@ def slim(cell: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def families(folder: str, out: str, where: str) -> None:
+    """Collect the cells of families, each with what `vllm_compat.lab.plain` says where it is wrong."""
+    cells: list[dict[str, Any]] = []
+    for path in sorted(Path(folder).glob("*.json")):
+        if path.name.endswith(".plain.json"):
+            continue
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for cell in record.get("cells", [record]):
+            found = brief(slim(cell))
+            plain = path.with_suffix(".plain.json")
+            if plain.exists():
+                alone = json.loads(plain.read_text(encoding="utf-8"))
+                found["plain"] = {k: str(alone.get(k))[:300] for k in ("outcome", "worst", "error")}
+            cells.append(found)
+    made = {"kind": "families", "schema_version": 1, "where": where, "cells": cells}
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
+    Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
+def brief(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page of families shows of a cell."""
+    workers = cell.get("workers") or [{}]
+    scenarios = (cell.get("scenarios") or {}).values()
+    return {
+        "model": cell["model"],
+        "versions": cell.get("versions") or {},
+        "ranks": len(workers),
+        "capture": workers[0].get("capture"),
+        "runner": workers[0].get("runner"),
+        "attention": workers[0].get("attention"),
+        "outcome": cell["outcome"],
+        "worst": cell.get("worst"),
+        "median": max((s["median"] for s in scenarios if "median" in s), default=None),
+        "scenarios": sorted(cell.get("scenarios") or {}),
+        "error": cell["error"],
+    }
+
+
 def main(folder: str, out: str, *flags: str) -> None:
     """Collect every record of the folder, in a stable order."""
+    if "--families" in flags:
+        families(folder, out, flags[flags.index("--families") + 1])
+        return
     cells: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))

@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     pages = {
         ROOT / "docs" / "compatibility.md": compatibility(),
         ROOT / "docs" / "adapters.md": as_markdown() + "\n",
+        ROOT / "docs" / "families.md": families(),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
     if "--check" in arguments:
@@ -122,6 +123,74 @@ def compatibility() -> str:
     parts.append("")
     notes = [r["note"] for _, r in records("generate") if r.get("note")]
     return "\n".join([*parts, *notes, ""])
+
+
+def families() -> str:
+    """Return the page of model families: what each is there for, and how far its rows were off."""
+    from vllm_compat.lab.families import FAMILIES
+
+    runs: dict[tuple[str, ...], dict[str, str]] = {}
+    notes: list[str] = []
+    for _, record in records("families", "families"):
+        for cell in record["cells"]:
+            runner = ", auxiliary" if cell["capture"] == "auxiliary" else ""
+            version = cell["versions"].get("vllm", "")
+            column = (record["where"] + runner, version, str(cell["ranks"]))
+            runs.setdefault(column, {})[cell["model"]] = family_entry(cell, record["where"], notes)
+    columns = sorted(runs)
+    parts = [
+        "# Model families",
+        "",
+        "Generated from `records/families/` by `scripts/render_records.py`; do not edit. Tiny models"
+        " with random weights, made from transformers' own classes so that what tells a family from"
+        " Llama shows in every row; stock speculators 0.4.0.1 through vllm_compat in real vLLM"
+        " processes, rows compared with transformers in float32 on the same weights. Entries: the worst"
+        " relative deviation of a row; with experts in bfloat16, where a router may choose differently,"
+        " the largest median (*m*).",
+        "",
+        "| family | there for | " + " | ".join(f"{w}, vLLM {v}, TP {r}" for w, v, r in columns) + " |",
+        "|---|---|" + "---|" * len(columns),
+    ]
+    for name, family in FAMILIES.items():
+        entries = [runs[column].get(name, "") for column in columns]
+        parts.append(f"| {name} | {family.why} | " + " | ".join(entries) + " |")
+    for name in sorted({n for run in runs.values() for n in run} - set(FAMILIES)):
+        entries = [runs[column].get(name, "") for column in columns]
+        parts.append(f"| {name} | | " + " | ".join(entries) + " |")
+    if notes:
+        parts += ["", "## What vLLM does not run there", ""]
+        parts += [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    for path, record in records("faults", "families"):
+        parts += [
+            "",
+            "## Faults put in on purpose",
+            "",
+            f"`vllm_compat.lab.faults` on {record['model']}: {record['clean_runs']} clean runs raised"
+            f" nothing; preempted requests ({record['preempted_requests']}) came out right; each fault"
+            f" was stopped with these words ([record](../{path})):",
+            "",
+            "| fault | what stopped it |",
+            "|---|---|",
+        ]
+        parts += [
+            f"| {name} | {str(words)[:160]} |" for name, words in record["faults"].items()
+        ]
+    return "\n".join([*parts, ""])
+
+
+def family_entry(cell: dict[str, Any], where: str, notes: list[str]) -> str:
+    """Return one entry of the families' table; what vLLM alone fails on becomes a note."""
+    if cell["outcome"] == "right":
+        routed = "bfloat16" in where and cell["worst"] > 0.08
+        return f"{cell['median']:.1e} (m)" if routed else f"{cell['worst']:.1e}"
+    plain = cell.get("plain") or {}
+    words = " ".join(str(cell["error"]).split())[:200]
+    if plain and plain["outcome"] != "right":
+        alone = " ".join(plain["error"].split())[:200]
+        notes.append(f"{cell['model']}, {where}: `vllm.LLM` alone fails too: {alone}")
+        return f"vLLM alone fails ({len(notes)})"
+    notes.append(f"{cell['model']}, {where}: {words}")
+    return f"refused or failed ({len(notes)})"
 
 
 def every_release() -> list[str]:

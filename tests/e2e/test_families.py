@@ -65,4 +65,4 @@ def test_every_fault_is_stopped_and_no_clean_run(
         ("the last layer dropped", "without the layers"),
     ):
         assert word in record["faults"][name], record["faults"][name]
-    assert record["preempted"] == "right"
+    assert record["preempted_requests"] > 0

@@ -121,19 +121,24 @@ def inject(worker: Any, name: str | None) -> None:
     capture._end = faulty
 
 
-def preempting(scheduler: Any) -> Callable[[], None]:
-    """Let a scheduler preempt what runs, once, in mid-prompt; return the undoing."""
+def preempting(scheduler: Any) -> tuple[list[int], Callable[[], None]]:
+    """Let a scheduler preempt what runs, once, in mid-prompt.
+
+    Return a list that will hold how many requests that were, and the undoing.
+    """
     schedule = scheduler.schedule
     steps = [0]
+    preempted: list[int] = []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         steps[0] += 1
         if steps[0] == 2:
+            preempted.append(len(scheduler.running))
             scheduler.reset_prefix_cache(reset_running_requests=True)
         return schedule(*args, **kwargs)
 
     scheduler.schedule = interrupted
-    return lambda: scheduler.__dict__.pop("schedule")
+    return preempted, lambda: scheduler.__dict__.pop("schedule")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,13 +175,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         record["faults"][name] = _stopped(generator, prompts)
         generator.executor.collective_rpc(inject, args=(None,))
         _same(_call(generator, prompts), expected)
-    undo = preempting(generator.scheduler)
+    preempted, undo = preempting(generator.scheduler)
     # Computed again from its start, a preempted request must come out right: nothing to stop.
     _same(_call(generator, prompts), expected)
-    record["preempted"] = "right"
     undo()
+    record["preempted_requests"] = sum(preempted)
     generator.executor.shutdown()
     missed = [name for name, words in record["faults"].items() if words is None]
+    if not record["preempted_requests"]:
+        missed.append("nothing was preempted")
     record["outcome"] = "right" if not missed else "failed"
     Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))
