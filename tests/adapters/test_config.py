@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,33 +173,29 @@ def test_the_window_is_told_where_the_cache_has_one_and_is_not_told(
 
 
 @pytest.mark.parametrize(
-    ("extension", "interleaved", "before", "after"),
+    ("extension", "kinds", "before", "after"),
     [
-        (EXTENSION, False, None, 32),
-        (EXTENSION, True, None, None),
-        (EXTENSION, False, 8, 8),
-        ("another.Extension", False, None, None),
+        (EXTENSION, None, None, 32),
+        (EXTENSION, ["sliding_attention"] * 4, None, 32),
+        (EXTENSION, ["sliding_attention", "full_attention"], None, None),
+        (EXTENSION, ["full_attention"] * 4, None, None),
+        (EXTENSION, None, 8, 8),
+        ("another.Extension", None, None, None),
     ],
-    ids=["every layer slides", "some layers slide", "told already", "another engine"],
+    ids=["no kinds", "every layer slides", "some do", "none does", "told already", "another engine"],
 )
 def test_the_window_is_the_models(
     config: Any,
     make_case: MakeCase,
     install: Install,
-    monkeypatch: pytest.MonkeyPatch,
     extension: str,
-    interleaved: bool,
+    kinds: list[str] | None,
     before: int | None,
     after: int | None,
 ) -> None:
-    helper = ModuleType("vllm.transformers_utils.config")
-    helper.__dict__["is_interleaved"] = lambda text_config: text_config == "interleaved"
-    monkeypatch.setitem(sys.modules, "vllm.transformers_utils", ModuleType("vllm.transformers_utils"))
-    monkeypatch.setitem(sys.modules, "vllm.transformers_utils.config", helper)
     install("config.sliding_window", make_case("speculators_0_4", WINDOW))
-    model_config = SimpleNamespace(
-        hf_text_config="interleaved" if interleaved else "uniform", get_sliding_window=lambda: 32
-    )
+    text_config = SimpleNamespace() if kinds is None else SimpleNamespace(layer_types=kinds)
+    model_config = SimpleNamespace(hf_text_config=text_config, get_sliding_window=lambda: 32)
     cache_config = config.CacheConfig()
     cache_config.sliding_window = before
     config.VllmConfig(

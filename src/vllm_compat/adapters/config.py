@@ -147,8 +147,9 @@ class SlidingWindow(Adapter):
     )
     relies = "Builds CacheConfig by hand, without it: a model such as Mistral attends to everything."
     does = (
-        "Sets it in the downstream's own engine, from the model's configuration, by the rule of"
-        " EngineArgs."
+        "Sets it in the downstream's own engine, from the model's configuration, unless its layer_types"
+        " name other layers too: the rule of EngineArgs since 0.32 at the latest; before, it took layers"
+        " that are all full for windowed ones, which the models' own configurations avoid."
     )
     until = "the downstream builds its configuration through EngineArgs."
     shown_by = "mistral, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: rows behind the window are wrong"
@@ -168,11 +169,9 @@ class SlidingWindow(Adapter):
         def supply(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             cache_config, model_config = instance.cache_config, instance.model_config
             if belongs(instance, package) and model_config is not None:
-                from vllm.transformers_utils.config import is_interleaved
-
-                if cache_config.sliding_window is None and not is_interleaved(
-                    model_config.hf_text_config
-                ):
+                kinds = getattr(model_config.hf_text_config, "layer_types", None)
+                every_layer = not kinds or set(kinds) == {"sliding_attention"}
+                if every_layer and cache_config.sliding_window is None:
                     cache_config.sliding_window = model_config.get_sliding_window()
             return wrapped(*args, **kwargs)
 
