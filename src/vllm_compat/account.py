@@ -203,6 +203,7 @@ def write() -> None:
             "saved": account.saved,
             "from_files": account.from_files,
             "transfer": _transfer(account),
+            "saving": waits.facts() if (waits := sys.modules.get("vllm_compat.backlog")) else None,
             "failure": account.failure or None,
             "extracted": _extracted(account),
             # A program may catch the error of a call and go on; not so where it was the last one.

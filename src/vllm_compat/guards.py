@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import account, doors, engine, progress, resume, saving
+from vllm_compat import account, backlog, doors, engine, progress, resume, saving
 from vllm_compat.canary import check_canary, has_router
 from vllm_compat.errors import GuardError
 
@@ -163,6 +163,7 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
         saving.refuse_after_failure()
+        backlog.wait_for_saves()
         for index, prompt in enumerate(given):
             if len(prompt) == 0:
                 raise GuardError(

@@ -49,7 +49,12 @@ SHAPES = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
 }  # fmt: skip
-NOT_STOCK = ("worker.capture", "scheduler.whole_prompts", "generator.input_order")
+NOT_STOCK = (
+    "worker.capture",
+    "scheduler.whole_prompts",
+    "generator.input_order",
+    "generator.save_backlog",
+)
 """Adapters that stock starts without: left out where stock is measured."""
 
 Tokens = list[list[int]]
