@@ -3,6 +3,7 @@
 
 usage: make_suite.py VLLM_VERSION OUT.json [--only TEXT]
        make_suite.py VLLM_VERSION OUT.json --two-gpus
+       make_suite.py VLLM_VERSION OUT.json --transfers RANKS
        make_suite.py VLLM_VERSION OUT.json --families
 """
 
@@ -152,12 +153,32 @@ def families(fork: dict[str, str]) -> list[dict[str, Any]]:
     return cells
 
 
+def transfers(fork: dict[str, str], ranks: str) -> list[dict[str, Any]]:
+    """Return pairs of cells that differ in how rows leave the worker; their digests must be equal."""
+    cells = []
+    for speculators in ("0.3.0", "0.4.0.1"):
+        for use, runner in (("0", "vllm.v1.worker.gpu_model_runner"), ("1", "gpu.model_runner")):
+            environ = {**fork, "VLLM_USE_V2_MODEL_RUNNER": use}
+            for transfer in ("auto", "rpc"):
+                more = ["--transfer", transfer, "--tensor-parallel-size", ranks]
+                if transfer == "auto":
+                    more += ["--requests", "10000"]
+                name = f"transfer {transfer}, TP {ranks}, V{int(use) + 1}"
+                workers = {"runner": runner}
+                cells.append(
+                    cell(name, speculators, "llama", *more, environ=environ, workers=workers)
+                )
+    return cells
+
+
 def main(version: str, out: str, *options: str) -> None:
     """Write the suite; ``--only TEXT`` keeps the cells whose names hold the text."""
     fork = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
     spawn = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     if "--two-gpus" in options:
         cells = [*int4(fork), *two_gpus(fork, spawn)]
+    elif "--transfers" in options:
+        cells = transfers(fork, options[options.index("--transfers") + 1])
     elif "--families" in options:
         cells = families(fork)
     else:
