@@ -159,15 +159,17 @@ def plan_installed(
     from vllm_compat.environment import CAPTURES
     from vllm_compat.pair import installed_pair
     from vllm_compat.plan import make_plan
+    from vllm_compat.surface.syntax import uncollected
 
     if capture not in CAPTURES:
         raise UsageError(f"capture is {capture!r}; it must be one of {', '.join(CAPTURES)}.")
     if transfer not in ("auto", "rpc"):
         raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
-    contract, surface, environment = installed_pair(
-        downstream, capture=capture, transfer=transfer, canary=canary
-    )
-    return make_plan(contract, surface, environment, switched_off=without)
+    with uncollected():
+        contract, surface, environment = installed_pair(
+            downstream, capture=capture, transfer=transfer, canary=canary
+        )
+        return make_plan(contract, surface, environment, switched_off=without)
 
 
 def adopt(text: str) -> None:

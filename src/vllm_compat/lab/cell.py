@@ -103,6 +103,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    import asyncio  # noqa: F401  vLLM and wrapt both do; the shim adds nothing by being first
+
     import vllm_compat
 
     def apply() -> None:
