@@ -701,6 +701,12 @@ def remove(name: str, root: str | os.PathLike[str] | None = None) -> bool:
     return False
 
 
+def prune_cache(root: str | os.PathLike[str] | None = None) -> None:
+    """Let go of the wheels that uv keeps for the next installation: for machines that have none."""
+    command = [*find_uv(root), "cache", "prune", "--ci"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+
 def disk_usage(root: str | os.PathLike[str] | None = None) -> dict[str, int]:
     """Return the bytes that each folder under the root takes, files with several names once.
 
