@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -16,7 +17,7 @@ import vllm_compat
 from vllm_compat import cli
 from vllm_compat.check import check
 from vllm_compat.contract import read_contract
-from vllm_compat.drift import since
+from vllm_compat.drift import find_drifts, since
 from vllm_compat.environment import Environment
 from vllm_compat.plan import make_plan
 from vllm_compat.report.model import Pair, Standing, Verdict
@@ -163,6 +164,19 @@ def test_dates_are_those_of_the_drift_module() -> None:
     for judged in pair.findings:
         expected = since(judged.finding, contract("0.3.0"), surfaces)
         assert judged.dating.since == expected
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_releases_that_count_as_alike_have_the_same_findings(version: str) -> None:
+    told = contract(version)
+    whole = {v: find_drifts(told, RecordedSurface(v)) for v in recorded_versions()}
+    for asked in (told, dataclasses.replace(told, sites=told.sites[::7])):
+        for release in recorded_versions():
+            surface = RecordedSurface(release)
+            found = find_drifts(asked, surface)
+            for other in surface.alike:
+                expected = whole[other] if asked is told else find_drifts(asked, RecordedSurface(other))
+                assert found == expected, (release, other)
 
 
 # What is looked at.

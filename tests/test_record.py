@@ -134,6 +134,23 @@ class TestRoundTrip:
         assert surface.resolve("vllm.model_executor.models.llama.Nothing") is None
         assert surface.resolve("vllm.third_party.odd.Anything") is not None
 
+    def test_a_surface_knows_which_releases_answer_alike(self, data: Path) -> None:
+        surface = RecordedSurface("1.0.0", data)
+        assert surface.alike == ("1.0.0", "2.0.0")
+        surface.has_module("vllm.config")
+        surface.resolve("vllm.nothing")
+        assert surface.alike == ("1.0.0", "2.0.0")
+        surface.resolve("vllm.config.CacheConfig")  # 2.0.0 has one field more
+        assert surface.alike == ("1.0.0",)
+
+    @pytest.mark.parametrize("version", ["1.0.0", "2.0.0"])
+    def test_alike_is_never_said_of_what_differs(self, data: Path, version: str) -> None:
+        for name in NAMES:
+            surface = RecordedSurface(version, data)
+            answer = surface.resolve(name)
+            for other in surface.alike:
+                assert RecordedSurface(other, data).resolve(name) == answer, name
+
     def test_each_line_has_origin_and_digest(self, tmp_path: Path, data: Path) -> None:
         index = json.loads((data / "releases.json").read_text())
         one, two = index["releases"]

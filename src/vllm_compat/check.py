@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vllm_compat.report.changes import Difference
     from vllm_compat.report.model import Dating, Pair, Report, Standing
     from vllm_compat.surface.model import Surface
+    from vllm_compat.surface.recorded import RecordedSurface
 
 FORMATS = ("text", "json", "markdown", "junit", "github")
 DIFF_FORMATS = ("text", "json", "markdown")
@@ -388,6 +389,13 @@ class _Releases:
             self._surfaces[version] = RecordedSurface(version)
         return self._surfaces[version]
 
+    @staticmethod
+    def fresh(version: str) -> RecordedSurface:
+        """Return the surface of a recorded release that has not been asked anything yet."""
+        from vllm_compat.surface.recorded import RecordedSurface
+
+        return RecordedSurface(version)
+
     def around(self, version: str) -> tuple[list[str], list[str]]:
         """Return the recorded versions before and after a version, the version itself left out.
 
@@ -447,11 +455,14 @@ class _History:
         from vllm_compat.drift import find_drifts
 
         if version not in self._known:
-            found = find_drifts(self.contract, self.releases.get(version))
-            self._known[version] = (
+            surface = self.releases.fresh(version)
+            found = find_drifts(self.contract, surface)
+            answer = (
                 frozenset(finding.key for finding in found),
                 frozenset(site for finding in found if finding.fatal for site in finding.sites),
             )
+            # Most releases change nothing that these call sites look at.
+            self._known.update(dict.fromkeys(surface.alike, answer))
         return self._known[version]
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Iterator
-from functools import cache, lru_cache
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property, lru_cache, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,50 @@ def ranges_of(mask: int) -> str:
     return ",".join(parts)
 
 
-Row = tuple[str, int, str]  # path inside the module, releases, JSON
+Row = tuple[int, str]  # releases, JSON
+
+
+class Node:
+    """The rows of one path inside a module, and the paths below it.
+
+    Below a class are its members, below several definitions of one name ``#0``, ``#1``, ….
+    """
+
+    __slots__ = ("below", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.below: dict[str, Node] = {}
+
+
+class View:
+    """One release, and which others would have answered alike all that was asked so far.
+
+    What a question's answer depends on are rows; those releases in which just the same rows hold
+    answer the same. ``alike`` has a bit for each.
+    """
+
+    __slots__ = ("alike", "number")
+
+    def __init__(self, number: int, releases: int) -> None:
+        self.number = number
+        self.alike = (1 << releases) - 1
+
+    def holds(self, mask: int) -> bool:
+        """Whether what holds in some releases holds in this one."""
+        if mask >> self.number & 1:
+            self.alike &= mask
+            return True
+        self.alike &= ~mask
+        return False
+
+    def row(self, node: Node) -> str | None:
+        """Return the row of a path that holds in this release."""
+        found: str | None = None
+        for mask, data in node.rows:
+            if self.holds(mask):
+                found = data
+        return found
 
 
 class Store:
@@ -105,8 +149,9 @@ class Store:
         self._texts: dict[str, str] = {}
         self._defined: dict[str, list[tuple[str, int]]] = {}
         self._mentioned: dict[str, list[tuple[str, int]]] = {}
-        self._rows: dict[str, dict[str, list[Row]] | None] = {}
-        self._entries: dict[tuple[str, str, tuple[int, ...]], Entry | None] = {}
+        self._nodes: dict[str, dict[str, Node] | None] = {}
+        self._values: dict[str, Any] = {}
+        self._below: dict[str, int] = {}
 
     def text(self, group: str) -> str:
         """Return the whole text of a part; empty where there is none."""
@@ -125,79 +170,91 @@ class Store:
         for path in sorted((self.folder / "surfaces").glob("*.xz")):
             yield path.name.removesuffix(".xz")
 
-    def rows(self, module: str) -> dict[str, list[Row]] | None:
-        """Return a module's rows by top-level name; None where it is not recorded in full."""
-        if module not in self._rows:
-            self._rows[module] = self._parse(self.text(group_of(module)), module)
-        return self._rows[module]
+    def nodes(self, module: str) -> dict[str, Node] | None:
+        """Return a module's names, as any release has them; None where it is not recorded in full."""
+        if module not in self._nodes:
+            self._nodes[module] = self._parse(self.text(group_of(module)), module)
+        return self._nodes[module]
 
-    def name_rows(self, module: str) -> dict[str, list[Row]] | None:
-        """Return the rows of a module that is recorded by its names; None where it isn't."""
+    def name_nodes(self, module: str) -> dict[str, Node] | None:
+        """Return the names of a module that is recorded by them only; None where it isn't."""
         return self._parse(self.text(NAMES), module)
 
     @staticmethod
-    def _parse(text: str, module: str) -> dict[str, list[Row]] | None:
+    def _parse(text: str, module: str) -> dict[str, Node] | None:
         head = f"@{module}\n"
         start = 0 if text.startswith(head) else text.find("\n" + head) + 1
         if not text.startswith(head, start):
             return None
         end = text.find("\n@", start)
         block = text[start + len(head) : end if end >= 0 else len(text)]
-        found: dict[str, list[Row]] = {}
+        found: dict[str, Node] = {}
         for line in block.splitlines():
             path, ranges, data = line.split("\t", 2)
-            top = path.partition(".")[0].partition("#")[0]
-            found.setdefault(top, []).append((path, mask_of(ranges), data))
+            first, *rest = path.replace("#", ".#").split(".")
+            node = found.get(first) or found.setdefault(first, Node())
+            for part in rest:
+                node = node.below.get(part) or node.below.setdefault(part, Node())
+            node.rows.append((mask_of(ranges), data))
         return found
+
+    def value(self, data: str) -> Any:
+        """Return what a row's JSON says, read once."""
+        if data not in self._values:
+            self._values[data] = json.loads(data)
+        return self._values[data]
 
     def modules_mask(self, module: str) -> int:
         """Return the releases that have a module."""
-        text = self.text(MODULES)
-        head = f"{module}\t"
-        start = 0 if text.startswith(head) else text.find("\n" + head) + 1
-        if not text.startswith(head, start):
-            return 0
-        end = text.find("\n", start)
-        return mask_of(text[start + len(head) : end if end >= 0 else len(text)])
+        ranges = self._module_ranges.get(module)
+        return mask_of(ranges) if ranges else 0
 
-    def has_below(self, package: str, number: int) -> bool:
-        """Whether a release has modules below a name: a namespace package."""
-        text = self.text(MODULES)
-        head = f"{package}."
-        at = 0 if text.startswith(head) else text.find("\n" + head) + 1
-        while text.startswith(head, at):
-            end = text.find("\n", at)
-            _, _, ranges = text[at : end if end >= 0 else len(text)].partition("\t")
-            if mask_of(ranges) >> number & 1:
-                return True
-            if end < 0:
-                break
-            at = end + 1
-        return False
+    @cached_property
+    def _module_ranges(self) -> dict[str, str]:
+        parted = (line.partition("\t") for line in self.text(MODULES).splitlines())
+        return {module: ranges for module, _, ranges in parted}
+
+    def below_mask(self, package: str) -> int:
+        """Return the releases that have modules below a name: a package, maybe a namespace one."""
+        if package not in self._below:
+            start = f"{package}."
+            below = (r for module, r in self._module_ranges.items() if module.startswith(start))
+            self._below[package] = reduce(or_, map(mask_of, below), 0)
+        return self._below[package]
+
+    def built_mask(self, module: str) -> int:
+        """Return the releases whose build makes a module."""
+        mask = 0
+        for name, releases in self._built.items():
+            if module == name or module.startswith(name + "."):
+                mask |= releases
+        return mask
+
+    @cached_property
+    def _built(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for number, release in enumerate(self.releases):
+            for name in release["built"]:
+                found[name] = found.get(name, 0) | 1 << number
+        return found
 
     def module_names(self, number: int) -> Iterator[str]:
         """Iterate over the modules of one release."""
-        for line in self.text(MODULES).splitlines():
-            module, _, ranges = line.partition("\t")
+        for module, ranges in self._module_ranges.items():
             if mask_of(ranges) >> number & 1:
                 yield module
 
-    def entry(self, module: str, name: str, number: int, rows: list[Row]) -> Entry | None:
-        """Put a name's rows of one release together again."""
-        active = tuple(i for i, row in enumerate(rows) if row[1] >> number & 1)
-        if not active:
-            return None
-        key = (module, name, active)
-        if key not in self._entries:
-            parts = {rows[i][0]: rows[i][2] for i in active}
-            self._entries[key] = join(name, parts)
-        return self._entries[key]
-
-    def find(self, name: str, number: int) -> list[str]:
-        """Return where a release defines a top-level name."""
+    def defined(self, name: str) -> list[tuple[str, int]]:
+        """Return where any release defines a top-level name, and which do."""
         if name not in self._defined:
             self._defined[name] = list(self._definitions(name))
-        return sorted({path for path, mask in self._defined[name] if mask >> number & 1})
+        return self._defined[name]
+
+    def mentioned(self, name: str) -> list[tuple[str, int]]:
+        """Return the classes of any release whose header mentions a name, and which do."""
+        if name not in self._mentioned:
+            self._mentioned[name] = list(self._mentions(name))
+        return self._mentioned[name]
 
     def _definitions(self, name: str) -> Iterator[tuple[str, int]]:
         """Iterate over where any release defines a name, and which do."""
@@ -216,12 +273,6 @@ class Store:
                         yield f"{self._module_at(text, at + 1)}.{name}", mask_of(ranges)
                     at = text.find(f"\n{path}\t", at + 1)
 
-    def naming(self, name: str, number: int) -> list[str]:
-        """Return the classes of a release whose header mentions a name."""
-        if name not in self._mentioned:
-            self._mentioned[name] = list(self._mentions(name))
-        return [path for path, mask in self._mentioned[name] if mask >> number & 1]
-
     def _mentions(self, name: str) -> Iterator[tuple[str, int]]:
         """Iterate over the classes of any release whose header mentions a name."""
         pattern = re.compile(rf'^(\w+)\t([\d,-]+)\t\["c",\[[^\]]*\b{re.escape(name)}\b', re.M)
@@ -239,7 +290,7 @@ class Store:
 
 
 def split(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
-    """Take an entry apart into (path, JSON) rows: the reverse of :func:`join`."""
+    """Take an entry apart into (path, JSON) rows: the reverse of :func:`_join`."""
     if entry[0] == "c":
         members = entry[4]
         order = [n for n, e in members.items() if e[0] == "a" and not {"v", "x"} & set(e[3])]
@@ -254,29 +305,49 @@ def split(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
         yield name, dump(entry)
 
 
-def join(name: str, parts: dict[str, str]) -> Entry:
-    """Put rows together to an entry."""
-    entry: Entry = json.loads(parts[name])
+class _Members(Mapping[str, Entry]):
+    """A class's members in one release, put together one by one as they are asked for."""
+
+    def __init__(self, store: Store, view: View, node: Node, order: list[str]) -> None:
+        self._store = store
+        self._view = view
+        self._below = node.below
+        self._order = order
+        self._made: dict[str, Entry | None] = {}
+
+    def _entry(self, name: str) -> Entry | None:
+        if name not in self._made:
+            node = self._below.get(name)
+            self._made[name] = None if node is None else _join(self._store, self._view, node)
+        return self._made[name]
+
+    def __getitem__(self, name: str) -> Entry:
+        entry = self._entry(name)
+        if entry is None:
+            raise KeyError(name)
+        return entry
+
+    def __iter__(self) -> Iterator[str]:
+        # Fields in the order in which they are declared, then all else.
+        order = dict.fromkeys(self._order)
+        order.update(dict.fromkeys(self._below))
+        return (name for name in order if self._entry(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _join(store: Store, view: View, node: Node) -> Entry | None:
+    """Put the rows of one release together to an entry."""
+    row = view.row(node)
+    if row is None:
+        return None
+    entry: Entry = store.value(row)
     if entry[0] == "c":
-        prefix = name + "."
-        direct: dict[str, None] = dict.fromkeys(entry[5])
-        for path in parts:
-            if path.startswith(prefix):
-                direct.setdefault(path[len(prefix) :].partition(".")[0].partition("#")[0])
-        inside: dict[str, dict[str, str]] = {}
-        for path, data in parts.items():
-            if path.startswith(prefix):
-                member = path[len(prefix) :].partition(".")[0].partition("#")[0]
-                inside.setdefault(member, {})[path] = data
-        members = {m: join(prefix + m, inside[m]) for m in direct}
+        members = _Members(store, view, node, entry[5])
         return ["c", entry[1], entry[2], entry[3], members, entry[4]]
     if entry[0] == "u" and isinstance(entry[1], int):
-        alternatives = []
-        for number in range(entry[1]):
-            path = f"{name}#{number}"
-            own = {p: d for p, d in parts.items() if p == path or p.startswith(path + ".")}
-            alternatives.append(join(path, own))
-        return ["u", alternatives]
+        return ["u", [_join(store, view, node.below[f"#{i}"]) for i in range(entry[1])]]
     return entry
 
 
@@ -285,63 +356,81 @@ def dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-class _RecordedBody:
+class RecordedBody:
     """A module of one release that is recorded in full."""
 
-    def __init__(self, store: Store, module: str, number: int, rows: dict[str, list[Row]]) -> None:
+    def __init__(self, store: Store, view: View, nodes: dict[str, Node]) -> None:
         self._store = store
-        self._module = module
-        self._number = number
-        self._rows = rows
-        header = next(d for _, mask, d in rows[""] if mask >> number & 1)
-        self.stars, self.dynamic, self._exported = json.loads(header)
+        self._view = view
+        self._nodes = nodes
+        self._made: dict[str, Entry | None] = {}
 
-    @property
+    def _head(self, *parts: int) -> list[Any]:
+        """Return parts of the module's header; releases with the same ones are alike."""
+        found: list[Any] = []
+        rows = [(mask, self._store.value(data)) for mask, data in self._nodes[""].rows]
+        for part in parts:
+            own = next(head[part] for mask, head in rows if mask >> self._view.number & 1)
+            self._view.alike &= sum(mask for mask, head in rows if head[part] == own)
+            found.append(own)
+        return found
+
+    @cached_property
+    def stars(self) -> list[str]:
+        return self._head(0)[0]  # type: ignore[no-any-return]
+
+    @cached_property
+    def dynamic(self) -> bool:
+        return self._head(1)[0]  # type: ignore[no-any-return]
+
+    @cached_property
     def exported(self) -> list[str] | None:
-        return self._exported  # type: ignore[no-any-return]
-
-    def _there(self, name: str) -> bool:
-        return any(mask >> self._number & 1 for _, mask, _ in self._rows[name])
+        return self._head(2)[0]  # type: ignore[no-any-return]
 
     def names(self) -> list[str]:
-        return [n for n in self._rows if n and n[0] != "?" and self._there(n)]
+        known = (n for n in self._nodes if n and n[0] != "?")
+        return [n for n in known if self._view.row(self._nodes[n]) is not None]
 
     def typing_names(self) -> list[str]:
-        return [n[1:] for n in self._rows if n and n[0] == "?" and self._there(n)]
+        known = (n for n in self._nodes if n and n[0] == "?")
+        return [n[1:] for n in known if self._view.row(self._nodes[n]) is not None]
 
     def entry(self, name: str) -> Entry | None:
-        rows = self._rows.get(name) if name and name[0] != "?" else None
-        return self._store.entry(self._module, name, self._number, rows) if rows else None
+        return self._entry(name) if name and name[0] != "?" else None
 
     def typing_entry(self, name: str) -> Entry | None:
-        rows = self._rows.get("?" + name)
-        return self._store.entry(self._module, "?" + name, self._number, rows) if rows else None
+        return self._entry("?" + name)
+
+    def _entry(self, name: str) -> Entry | None:
+        if name not in self._made:
+            node = self._nodes.get(name)
+            self._made[name] = None if node is None else _join(self._store, self._view, node)
+        return self._made[name]
 
 
 class _NamesBody:
     """A module of one release that is recorded by its names only, or not even by these."""
 
     exported: list[str] | None = None
+    stars: tuple[str, ...] = ()
 
-    def __init__(self, number: int, rows: dict[str, list[Row]] | None) -> None:
-        self.stars: list[str] = []
-        self._kinds: dict[str, str] = {}
-        self.dynamic = rows is None
-        for name, own in (rows or {}).items():
-            for _, mask, data in own:
-                if name and mask >> number & 1:
-                    self._kinds[name] = data
-        if "*" in self._kinds:
-            self.dynamic = True
+    def __init__(self, view: View, nodes: dict[str, Node] | None) -> None:
+        self._view = view
+        self._nodes = nodes or {}
+        every = self._nodes.get("*")
+        self.dynamic = nodes is None or (every is not None and view.row(every) is not None)
 
     def names(self) -> list[str]:
-        return [name for name in self._kinds if name != "*"]
+        known = (n for n in self._nodes if n not in ("", "*"))
+        return [n for n in known if self._view.row(self._nodes[n]) is not None]
 
     def typing_names(self) -> list[str]:
         return []
 
     def entry(self, name: str) -> Entry | None:
-        return _STAND_INS.get(self._kinds.get(name, ""))
+        node = self._nodes.get(name) if name not in ("", "*") else None
+        kind = self._view.row(node) if node is not None else None
+        return _STAND_INS.get(kind) if kind is not None else None
 
     def typing_entry(self, name: str) -> Entry | None:
         return None
@@ -367,11 +456,12 @@ def _parsed(version: str) -> Version | None:
 
 def closest_record(version: str, folder: Path = DATA) -> str | None:
     """Return the recorded version that a version string means, local parts aside, or None."""
+    known = recorded_versions(folder)
+    if version in known:
+        return version
     wanted = _parsed(version)
-    for recorded in recorded_versions(folder):
+    for recorded in known if wanted else ():
         own = _parsed(recorded)
-        if recorded == version:
-            return recorded
         if own and wanted and Version(own.public) == Version(wanted.public):
             return recorded
     return None
@@ -413,12 +503,21 @@ class RecordedSurface(StaticSurface):
         self.distribution = str(release["distribution"])
         self.origin = f"record of {release['file']}"
         self.sha256 = str(release["sha256"])
-        self._built = tuple(release["built"])
+        self._view = View(self._number, len(self._store.releases))
         self._bodies: dict[str, Body | None] = {}
         self._has: dict[str, bool] = {}
+        self._opaque: dict[str, bool] = {}
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """The releases, this one among them, that answer alike all that was asked so far."""
+        releases = self._store.releases
+        return tuple(r["version"] for i, r in enumerate(releases) if self._view.alike >> i & 1)
 
     def _is_opaque(self, module: str) -> bool:
-        return any(module == name or module.startswith(name + ".") for name in self._built)
+        if module not in self._opaque:
+            self._opaque[module] = self._view.holds(self._store.built_mask(module))
+        return self._opaque[module]
 
     def _body(self, module: str) -> Body | None:
         if module not in self._bodies:
@@ -426,30 +525,33 @@ class RecordedSurface(StaticSurface):
         return self._bodies[module]
 
     def _load(self, module: str) -> Body | None:
-        if not self._store.modules_mask(module) >> self._number & 1:
+        if not self._view.holds(self._store.modules_mask(module)):
             return None
-        rows = self._store.rows(module)
-        if rows is not None and any(mask >> self._number & 1 for _, mask, _ in rows[""]):
-            return _RecordedBody(self._store, module, self._number, rows)
-        return _NamesBody(self._number, self._store.name_rows(module))
+        nodes = self._store.nodes(module)
+        if nodes is not None and self._view.holds(sum(mask for mask, _ in nodes[""].rows)):
+            return RecordedBody(self._store, self._view, nodes)
+        return _NamesBody(self._view, self._store.name_nodes(module))
 
     def has_module(self, name: str) -> bool:
         """Whether the release has the module, a namespace package of that name, or builds it."""
         if name not in self._has:
             self._has[name] = self._ours(name) and (
-                bool(self._store.modules_mask(name) >> self._number & 1)
-                or self._store.has_below(name, self._number)
+                self._view.holds(self._store.modules_mask(name))
+                or self._view.holds(self._store.below_mask(name))
                 or self._is_opaque(name)
             )
         return self._has[name]
 
     def modules(self) -> Iterator[str]:
         """Iterate over the dotted names of all modules with source."""
+        self._view.alike &= 1 << self._number
         return self._store.module_names(self._number)
 
     def _naming(self, name: str) -> Iterator[str]:
-        return iter(self._store.naming(name, self._number))
+        found = [p for p, mask in self._store.mentioned(name) if self._view.holds(mask)]
+        return iter(found)
 
     def find(self, name: str) -> tuple[str, ...]:
         """Return the dotted paths of every top-level definition called ``name``, sorted."""
-        return tuple(self._store.find(name, self._number))
+        found = {p for p, mask in self._store.defined(name) if self._view.holds(mask)}
+        return tuple(sorted(found))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -72,8 +72,13 @@ _TYPING_BUILTINS = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "se
 class Body(Protocol):
     """What is known of one module."""
 
-    dynamic: bool
-    stars: list[str]
+    @property
+    def dynamic(self) -> bool:
+        """Whether the module may have names that can't be read: ``__getattr__``."""
+
+    @property
+    def stars(self) -> Sequence[str]:
+        """The modules of ``from … import *``."""
 
     @property
     def exported(self) -> list[str] | None:
