@@ -139,6 +139,7 @@ class _Package:
         self.hooks: set[str] = set()
         self.tests: set[str] = set()
         self.busy: set[str] = set()
+        self.texts: dict[ast.AST, str] = {}
 
     def ours(self, path: str) -> bool:
         package = self.files.package
@@ -263,7 +264,10 @@ class _Reader(ast.NodeVisitor):
     # Emitting.
 
     def source(self, node: ast.AST) -> str:
-        return ast.unparse(node)
+        text = self.package.texts.get(node)
+        if text is None:
+            text = self.package.texts[node] = ast.unparse(node)
+        return text
 
     def emit(
         self,
@@ -327,10 +331,11 @@ class _Reader(ast.NodeVisitor):
             getattr(node, "end_col_offset", 0) + 100_000 * getattr(node, "end_lineno", 0),
         )
 
-    def use(self, value: _Value, how: str, detail: str = "") -> None:
-        if self.out is not None:
+    def use(self, value: _Value, how: str, detail: str | ast.expr = "") -> None:
+        if self.out is not None and value.calls:
+            text = detail if isinstance(detail, str) else self.source(detail)
             for call in value.calls:
-                self.out.use(call, Use(how, detail))
+                self.out.use(call, Use(how, text))
 
     # Expressions.
 
@@ -464,7 +469,7 @@ class _Reader(ast.NodeVisitor):
             return known
         value = self.evaluate(node.value)
         self.evaluate(node.slice)
-        self.use(value, "subscript", self.source(node.slice))
+        self.use(value, "subscript", node.slice)
         if value.items:
             return _Value(value.items, True)
         if isinstance(node.slice, ast.Slice):
@@ -516,7 +521,7 @@ class _Reader(ast.NodeVisitor):
 
     def iterate(self, target: ast.expr, iterable: ast.expr) -> None:
         value = self.evaluate(iterable)
-        self.use(value, "iterate", self.source(target))
+        self.use(value, "iterate", target)
         self.assign(target, _Value(value.items, True) if value.items else NOTHING, None)
 
     # Calls.
@@ -615,8 +620,11 @@ class _Reader(ast.NodeVisitor):
             if function.id == "cast" and len(node.args) == 2:
                 self.evaluate(node.args[1])
                 return self.annotated(node.args[0])
-        name = self.callee(function, self.silently(function)) if node.args else ""
-        if name == "importlib.import_module" and node.args:
+        if not node.args or not isinstance(function, (ast.Name, ast.Attribute)):
+            return None
+        if isinstance(function, ast.Attribute) and function.attr != "import_module":
+            return None
+        if "importlib.import_module" in self.silently(function).paths:
             first = node.args[0]
             named = first.value if isinstance(first, ast.Constant) else None
             if isinstance(named, str) and is_vllm(named):
@@ -643,7 +651,7 @@ class _Reader(ast.NodeVisitor):
         for key, item in zip(node.keys, node.values, strict=True):
             self.evaluate(key)
             value = self.evaluate(item)
-            self.use(value, "assigned", self.source(key) if key is not None else "**")
+            self.use(value, "assigned", key if key is not None else "**")
             if key is not None and _is_hook(key):
                 self.package.hooks.update(self.class_names(item))
         return NOTHING
@@ -694,7 +702,7 @@ class _Reader(ast.NodeVisitor):
             if isinstance(node, _TESTING) and self.is_test(node):
                 self.package.tests.add(target.id)
         elif isinstance(target, (ast.Tuple, ast.List)):
-            self.use(value, "iterate", self.source(target))
+            self.use(value, "iterate", target)
             parts: list[ast.expr | None] = [None] * len(target.elts)
             if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) == len(target.elts):
                 parts = list(node.elts)
@@ -705,7 +713,7 @@ class _Reader(ast.NodeVisitor):
             self.assign(target.value, NOTHING, None)
         elif isinstance(target, ast.Attribute):
             base = self.evaluate(target.value)
-            self.use(value, "assigned", self.source(target))
+            self.use(value, "assigned", target)
             if (
                 isinstance(target.value, ast.Name)
                 and target.value.id == self.me

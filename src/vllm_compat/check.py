@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -531,6 +529,9 @@ _NOWHERE = Path("/nonexistent")  # no device files, so that only the build's own
 
 def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
     """Read the environment of another interpreter, and where its transformers lies."""
+    import json
+    import subprocess
+
     from vllm_compat import environment
     from vllm_compat.errors import UsageError
 
@@ -552,6 +553,8 @@ def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
 
 def _why(error: Exception) -> str:
     """Say why a child did not answer, without the program that it was given."""
+    import subprocess
+
     if isinstance(error, subprocess.CalledProcessError):
         said = (error.stderr or "").strip().splitlines()
         return said[-1].rstrip(".") if said else f"exit status {error.returncode}"
@@ -577,14 +580,14 @@ def _features(contract: Contract, transformers: Path) -> tuple[str, ...]:
 @contextmanager
 def _folder(contract: Contract) -> Iterator[Path]:
     """Give the downstream's source as a folder, unpacked for the moment where it is one file."""
-    import tempfile
-
-    from vllm_compat.surface.files import package_at
-
     root = Path(contract.root)
     if root.is_dir():
         yield root
         return
+    import tempfile
+
+    from vllm_compat.surface.files import package_at
+
     files = package_at(root)
     with tempfile.TemporaryDirectory(prefix="vllm-compat-check-") as name:
         for module in files.modules():

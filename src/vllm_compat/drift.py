@@ -7,7 +7,6 @@ import builtins
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from enum import Enum
 from functools import lru_cache
 
@@ -832,6 +831,8 @@ def _word(text: str) -> str:
 
 def _akin(one: str, other: str) -> bool:
     """Whether two names can be one before and after a renaming."""
+    from difflib import SequenceMatcher
+
     return bool(set(one.split("_")) & set(other.split("_"))) or (
         SequenceMatcher(None, one, other).ratio() > 0.6
     )

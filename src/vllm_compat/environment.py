@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-import platform
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "pydantic", "datasets", "huggingface-hub", "triton")
@@ -48,6 +47,7 @@ TORCH_FOR_TYPING = "transformers.configuration_utils names torch, imported for t
 """The feature that pydantic trips over when it evaluates PreTrainedConfig's annotations."""
 
 _MISSING = "missing "
+_FROM_TRANSFORMERS = re.compile(r"^from\s+transformers\s*\.|;\s*from\s+transformers\s*\.", re.MULTILINE)
 
 
 def missing_names(environment: Environment) -> dict[str, tuple[str, ...]]:
@@ -74,7 +74,7 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
     wanted: dict[str, set[str]] = {}
     for file in sorted(downstream.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
-        if "transformers." not in text:
+        if not _FROM_TRANSFORMERS.search(text):  # most files: parsing them takes its time
             continue
         for node in ast.parse(text).body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers."):
@@ -107,6 +107,68 @@ def _torch_for_typing(source: str) -> bool:
     return named and not runtime
 
 
+def normal_name(distribution: str) -> str:
+    """Return a distribution's name as the package index compares it."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def distributions(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return ``{name: (name as written, version)}`` of those distributions that are installed.
+
+    The first on ``sys.path`` counts, as for :mod:`importlib.metadata`, whose import alone takes as
+    long as the rest of a check's start; it is asked where an entry of the path is no folder.
+    """
+    wanted = {normal_name(name): name for name in names}
+    found: dict[str, tuple[str, str]] = {}
+    for entry in sys.path:
+        try:
+            listed = os.listdir(entry or ".")
+        except NotADirectoryError:
+            found = _in_archives(wanted.values()) | found
+            continue
+        except OSError:
+            continue
+        for name in listed:
+            stem, dot, kind = name.rpartition(".")
+            if not dot or kind not in ("dist-info", "egg-info"):
+                continue
+            asked = wanted.get(normal_name(stem.partition("-")[0]))
+            if asked is None or asked in found:
+                continue
+            told = _told(Path(entry, name))
+            if told is not None:
+                found[asked] = told
+    return found
+
+
+def _told(info: Path) -> tuple[str, str] | None:
+    """Return name and version from a distribution's metadata, a folder's or (eggs) a file's."""
+    for path in (info / "METADATA", info / "PKG-INFO", info):
+        try:
+            text = path.read_bytes()
+        except OSError:
+            continue
+        # A description of thousands of lines may follow the headers.
+        head = re.split(rb"\r?\n\r?\n", text, maxsplit=1)[0].decode("utf-8", "replace")
+        told = dict(re.findall(r"^(Name|Version):[ \t]*(\S+)", head, re.MULTILINE))
+        if len(told) == 2:
+            return told["Name"], told["Version"]
+    return None
+
+
+def _in_archives(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    from importlib import metadata
+
+    found = {}
+    for name in names:
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        found[name] = (distribution.metadata["Name"], distribution.version)
+    return found
+
+
 def read_environment(
     vllm_version: str,
     vllm_distribution: str,
@@ -121,15 +183,10 @@ def read_environment(
 
     ``root`` is where ``proc`` and ``dev`` are looked for, for tests. torch is not imported.
     """
-    versions = []
-    for name in PACKAGES:
-        try:
-            versions.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
+    found = distributions(PACKAGES)
     return Environment(
-        python=platform.python_version(),
-        versions=tuple(versions),
+        python=sys.version.split()[0],  # as platform.python_version() has it
+        versions=tuple((name, found[name][1]) for name in PACKAGES if name in found),
         device=_device(vllm_version, vllm_distribution, os.environ, root),
         capture=capture,
         transfer=transfer,

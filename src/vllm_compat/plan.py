@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
@@ -62,6 +61,8 @@ class Plan:
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits over all that processes must agree on."""
+        import hashlib
+
         return hashlib.sha256(self.dumps().encode()).hexdigest()[:12]
 
     def dumps(self) -> str:

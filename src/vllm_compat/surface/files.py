@@ -10,11 +10,12 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from vllm_compat.environment import distributions, normal_name
 from vllm_compat.errors import UsageError
 
 _EXTENSION_SUFFIXES = (".so", ".pyd")
@@ -278,10 +279,6 @@ def _written_version(tree: Tree, folder: str) -> str | None:
     return None
 
 
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def _dist_infos(tree: Tree, parent: str) -> Iterator[tuple[str, str, str]]:
     """Iterate over (name, version, path of the list of files) of the metadata in a folder."""
     if isinstance(tree, FolderTree):
@@ -310,10 +307,10 @@ def _distribution(tree: Tree, package: str, parent: str) -> tuple[str, str] | No
     """
     also: tuple[str, str] | None = None
     for name, version, record in _dist_infos(tree, parent):
-        normal = _normal(name)
-        if normal == _normal(package):
+        normal = normal_name(name)
+        if normal == normal_name(package):
             return name, version
-        if normal.startswith(_normal(package) + "-"):
+        if normal.startswith(normal_name(package) + "-"):
             listed = tree.read(record)
             if listed is None or f"{package}/__init__.py,".encode() in listed:
                 also = also or (name, version)
@@ -400,8 +397,8 @@ def package_at(path: Path, package: str | None = None) -> PackageFiles:
             return _describe(FolderTree(real), name, "", str(path))
     found = list(_candidate_folders(tree, package))
     if package is None:
-        told = {_normal(name) for name, *_ in _dist_infos(tree, "")}
-        main = [c for c in found if _normal(c[0]) in told]
+        told = {normal_name(name) for name, *_ in _dist_infos(tree, "")}
+        main = [c for c in found if normal_name(c[0]) in told]
         found = main or [c for c in found if c[0] not in _SIDE_FOLDERS]
     if not found:
         what = f"no package {package!r}" if package else "no Python package"
@@ -441,11 +438,11 @@ def installed_package(
     ``distribution`` is its distribution's name where that differs; ``python`` another interpreter
     to look in. Raises :class:`UsageError` where it is not installed there.
     """
-    import subprocess
-    from importlib import metadata
-
     names = [name for name in (distribution, package) if name]
+    known: Sequence[str] | None
     if python is not None:
+        import subprocess
+
         try:
             answer = subprocess.run(
                 [python, "-c", _ASK, package, *names],
@@ -465,14 +462,8 @@ def installed_package(
         where = None
         if spec is not None:
             where = spec.origin or next(iter(spec.submodule_search_locations or []), None)
-        known = None
-        for name in names:
-            try:
-                found = metadata.distribution(name)
-            except metadata.PackageNotFoundError:
-                continue
-            known = [found.metadata["Name"], found.version]
-            break
+        found = distributions(names)
+        known = next((found[name] for name in names if name in found), None)
     if not where:
         beside = f" in the environment of {python}" if python else ""
         raise UsageError(f"{package} is not installed{beside}.")
