@@ -4,15 +4,21 @@
 
 ``ENV`` has vLLM and vllm_compat. One pair is the first downstream on the vLLM installed there;
 without one there, on the newest recorded release. ``--all`` is every downstream given on every
-recorded release. Figures are of fresh processes, interpreter start included; *cold* is the first
-one, without any bytecode on disk, the others are medians with it. Exit status 1 where a figure
-misses its goal.
+recorded release. All figures are of fresh processes, interpreter start included, and what is compared
+has run under the same conditions:
+
+*bare*   no bytecode on disk at all, not even of the standard library
+*cold*   bytecode of the standard library only, as after an installation that compiles nothing
+*again*  the median of later runs: with bytecode, and with what ``check`` keeps in its cache folder
+
+Exit status 1 where a figure misses its goal.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 PAIR_SECONDS = 1.0
 ALL_SECONDS = 5.0
@@ -54,8 +61,9 @@ def measure(command: Sequence[str], environ: Mapping[str, str], expected: Sequen
 
 @dataclass(frozen=True)
 class Runs:
-    """The first of some runs, and the medians of the later ones."""
+    """One run without bytecode, one with that of the standard library, the medians of later ones."""
 
+    bare: Measured
     cold: Measured
     warm: Measured
 
@@ -63,13 +71,26 @@ class Runs:
 def repeat(
     command: Sequence[str], environ: Mapping[str, str], expected: Sequence[int], times: int
 ) -> Runs:
-    """Run a command some times, the first time without bytecode."""
-    with tempfile.TemporaryDirectory() as bytecode:
+    """Run a command some times, with folders of its own for bytecode and for check's cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        bytecode, cache = Path(folder, "bytecode"), Path(folder, "cache")
         fresh = {k: v for k, v in environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        fresh["PYTHONPYCACHEPREFIX"] = bytecode
+        fresh |= {"PYTHONPYCACHEPREFIX": str(bytecode), "VLLM_COMPAT_CACHE": str(cache)}
+        bare = measure(command, fresh, expected)
+        shutil.rmtree(cache, ignore_errors=True)
+        library = subprocess.check_output(
+            [command[0], "-c", "import sysconfig; print(sysconfig.get_path('stdlib'))"], text=True
+        )
+        kept = Path(f"{bytecode}{library.strip()}")
+        for path in [p for p in bytecode.rglob("*.pyc") if not _of_library(p, kept)]:
+            path.unlink()
         cold, *later = (measure(command, fresh, expected) for _ in range(times + 1))
     seconds = statistics.median(run.seconds for run in later)
-    return Runs(cold, Measured(seconds, max(run.memory for run in later)))
+    return Runs(bare, cold, Measured(seconds, max(run.memory for run in later)))
+
+
+def _of_library(path: Path, library: Path) -> bool:
+    return library in path.parents and "site-packages" not in path.parts
 
 
 def main() -> int:
@@ -101,22 +122,31 @@ def main() -> int:
 
     print(f"One pair, on {'the installed vLLM' if has_vllm else f'vLLM {release} as recorded'}")
     pair = repeat([*check, *given[:2], *where], os.environ, done, options.repeat)
-    tell("  cold", pair.cold.seconds, "s")
+    tell("  bare", pair.bare.seconds, "s")
+    tell("  cold", pair.cold.seconds, "s", "at most", PAIR_SECONDS)
     tell("  again", pair.warm.seconds, "s", "at most", PAIR_SECONDS)
-    tell("  peak memory", pair.warm.memory, "MiB", "at most", MEBIBYTES)
+    tell("  peak memory", max(pair.cold.memory, pair.warm.memory), "MiB", "at most", MEBIBYTES)
+    without = repeat([*check, "--no-cache", *given[:2], *where], os.environ, done, options.repeat)
+    tell("  again, without the cache", without.warm.seconds, "s", "at most", PAIR_SECONDS)
     if has_vllm:
-        imported = repeat([options.python, "-c", "import vllm"], os.environ, (0,), 1)
+        imported = repeat([options.python, "-c", "import vllm"], os.environ, (0,), 3)
         print("import vllm")
+        tell("  bare", imported.bare.seconds, "s")
         tell("  cold", imported.cold.seconds, "s")
         tell("  again", imported.warm.seconds, "s")
-        times = imported.cold.seconds / pair.cold.seconds
-        tell("  as many times the pair, cold", times, "", "at least", TIMES_FASTER)
-        tell("  as many times the pair, again", imported.warm.seconds / pair.warm.seconds, "")
+        print("import vllm takes as many times as long as the pair")
+        tell("  bare", imported.bare.seconds / pair.bare.seconds, "")
+        cold = imported.cold.seconds / pair.cold.seconds
+        tell("  cold", cold, "", "at least", TIMES_FASTER)
+        again = imported.warm.seconds / pair.warm.seconds
+        tell("  again", again, "", "at least", TIMES_FASTER)
+        tell("  again, without the cache", imported.warm.seconds / without.warm.seconds, "")
     print(f"--all, downstreams: {len(options.downstream) or 1}")
     matrix = repeat([*check, *given, "--all"], os.environ, done, options.repeat)
-    tell("  cold", matrix.cold.seconds, "s")
+    tell("  bare", matrix.bare.seconds, "s")
+    tell("  cold", matrix.cold.seconds, "s", "at most", ALL_SECONDS)
     tell("  again", matrix.warm.seconds, "s", "at most", ALL_SECONDS)
-    tell("  peak memory", matrix.warm.memory, "MiB", "at most", MEBIBYTES)
+    tell("  peak memory", max(matrix.cold.memory, matrix.warm.memory), "MiB", "at most", MEBIBYTES)
     return 1 if misses else 0
 
 

@@ -29,6 +29,7 @@ PLUGIN = "[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:load\n"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: looks into real tensors; skipped without torch")
+    os.environ["VLLM_COMPAT_CACHE"] = "off"  # what one test remembers is no other's business
 
 
 Edit = tuple[str, str, str]
@@ -72,6 +73,7 @@ class Site:
                 **clean,
                 "PYTHONPATH": os.pathsep.join([str(self.folder), str(SOURCE)]),
                 "PYTHONDONTWRITEBYTECODE": "1",
+                "VLLM_COMPAT_CACHE": "off",
                 **environ,
             },
             cwd=self.folder,

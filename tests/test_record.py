@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,15 +15,18 @@ from tests.downstreams import VERSIONS, contract
 from tests.surface import packages
 
 from vllm_compat.errors import UsageError
-from vllm_compat.record import Recorder, in_full, in_names, record_release, record_releases
+from vllm_compat.record import Recorder, in_digests, in_full, in_names, record_release, record_releases
 from vllm_compat.surface import SourceSurface, Surface, open_surface
 from vllm_compat.surface.recorded import (
     DATA,
+    DIGESTS,
+    RecordedBody,
     RecordedSurface,
     closest_record,
     group_of,
     mask_of,
     ranges_of,
+    recognized,
     recorded_until,
     recorded_versions,
     store,
@@ -133,6 +138,30 @@ class TestRoundTrip:
         assert model.signature is None
         assert surface.resolve("vllm.model_executor.models.llama.Nothing") is None
         assert surface.resolve("vllm.third_party.odd.Anything") is not None
+
+    def test_a_module_of_a_release_is_recognized_by_its_bytes(
+        self, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        known = partial(recognized, folder=data)
+        monkeypatch.setattr("vllm_compat.surface.recorded.recognized", known)
+        folder = packages.write(tmp_path / "again", ONE, "1.0.0")
+        surface = SourceSurface.at(folder)
+        same(surface, RecordedSurface("1.0.0", data))
+        assert isinstance(surface._bodies["vllm.config.cache"], RecordedBody)
+        edited = folder / "vllm" / "config" / "cache.py"
+        edited.write_text(edited.read_text().replace("size: int", "space: int"))
+        signature = SourceSurface.at(folder).signature("vllm.config.CacheConfig")
+        assert signature is not None
+        assert [p.name for p in signature.parameters] == ["space", "kind"]
+
+    def test_a_damaged_record_recognizes_nothing(self, data: Path) -> None:
+        source = textwrap.dedent(ONE["config/cache.py"]).encode()
+        assert recognized("vllm.config.cache", source, False, data) is not None
+        assert recognized("vllm.config.cache", source, True, data) is None
+        assert recognized("vllm.config.other", source, False, data) is None
+        store.cache_clear()
+        (data / "surfaces" / "digests.xz").write_bytes(b"damaged")
+        assert recognized("vllm.config.cache", source, False, data) is None
 
     def test_a_surface_knows_which_releases_answer_alike(self, data: Path) -> None:
         surface = RecordedSurface("1.0.0", data)
@@ -278,6 +307,16 @@ class TestPackaged:
 
     def test_they_are_small(self) -> None:
         assert sum(p.stat().st_size for p in DATA.rglob("*") if p.is_file()) < 1 << 20
+
+    def test_the_engine_is_known_by_its_bytes(self) -> None:
+        known: dict[str, int] = {}
+        for line in store().text(DIGESTS).splitlines():
+            module, _, ranges = line.split("\t")
+            assert not known.get(module, 0) & mask_of(ranges), module
+            known[module] = known.get(module, 0) | mask_of(ranges)
+        for number, version in enumerate(recorded_versions()):
+            modules = {m for m in RecordedSurface(version).modules() if in_digests(m)}
+            assert modules == {m for m, mask in known.items() if mask >> number & 1}, version
 
     def test_they_come_from_published_files(self) -> None:
         for version in recorded_versions():

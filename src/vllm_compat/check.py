@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from vllm_compat.contract import CallSite, Contract
     from vllm_compat.drift import Finding
     from vllm_compat.environment import Environment
+    from vllm_compat.memory import Memory
     from vllm_compat.plan import Plan
     from vllm_compat.report.changes import Difference
     from vllm_compat.report.model import Dating, Pair, Report, Standing
+    from vllm_compat.surface.files import PackageFiles
     from vllm_compat.surface.model import Surface
     from vllm_compat.surface.recorded import RecordedSurface
 
@@ -71,6 +73,11 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", choices=FORMATS)
     parser.add_argument("--output", metavar="FILE", help="write the report there, not to stdout")
     parser.add_argument("--strict", action="store_true", help="exit with 1, not 3, where unknown")
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="read everything anew, and keep nothing in the cache folder",
+    )
 
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +117,7 @@ def run_check(options: argparse.Namespace) -> int:
     """
     import gc
 
+    from vllm_compat.memory import Memory, cache_folder
     from vllm_compat.report import render, show
     from vllm_compat.surface.syntax import uncollected
 
@@ -121,6 +129,7 @@ def run_check(options: argparse.Namespace) -> int:
             python=options.python,
             device=options.device,
             strict=options.strict,
+            memory=Memory(None if options.no_cache else cache_folder()),
         )
         gc.freeze()  # all that was read stays in use to the end: don't walk it then
     if options.output:
@@ -174,6 +183,7 @@ def check(
     python: str | None = None,
     device: str | None = None,
     strict: bool = False,
+    memory: Memory | None = None,
 ) -> Report:
     """Judge each downstream on each vLLM.
 
@@ -185,14 +195,18 @@ def check(
         python: Another interpreter, in whose environment installed packages are looked for.
         device: Where vLLM computes, ``cpu``, ``cuda`` or ``rocm``.
         strict: Count an unknown verdict as incompatible in the exit status.
+        memory: Where what was read before is kept; nothing is by default.
 
     Raises:
         UsageError: Something can't be read; one sentence says what.
     """
+    from vllm_compat.memory import Memory
     from vllm_compat.surface.syntax import uncollected
 
     with uncollected():
-        return _check(downstreams, vllms, all_releases, python, device, strict)
+        return _check(
+            downstreams, vllms, all_releases, python, device, strict, memory or Memory(None)
+        )
 
 
 def _check(
@@ -202,8 +216,9 @@ def _check(
     python: str | None,
     device: str | None,
     strict: bool,
+    memory: Memory,
 ) -> Report:
-    from vllm_compat.contract import read_contract
+    from vllm_compat.contract import find_downstream
     from vllm_compat.report.model import Report
     from vllm_compat.surface import open_surface
 
@@ -213,17 +228,20 @@ def _check(
         whats = [*releases.versions, *whats]
     elif not whats:
         whats = [None]
-    contracts = [read_contract(what, python=python) for what in downstreams or (None,)]
+    sources = [
+        _Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)
+    ]
     surfaces = [
         releases.get(str(what)) if what in releases.versions else open_surface(what, python=python)
         for what in whats
     ]
     pairs = []
-    for contract in contracts:
-        history = _History(contract, releases, whole=len(surfaces) > 3)
+    for source in sources:
+        contract = source.contract
+        history = _History(contract, releases, whole=len(surfaces) > 3, memory=memory)
         for what, surface in zip(whats, surfaces, strict=True):
             installed = what is None or what == "installed"
-            environment = _environment(contract, surface, installed, python, device)
+            environment = _environment(source, surface, installed, python, device)
             pairs.append(judge(contract, surface, environment, installed, history))
     return Report(tuple(pairs), strict)
 
@@ -367,6 +385,77 @@ def _repairs(
     return repairs
 
 
+# Downstreams.
+
+
+class _Source:
+    """One downstream's source, and what is read from it or remembered of it."""
+
+    def __init__(self, files: PackageFiles, memory: Memory) -> None:
+        from vllm_compat.contract import contract_of, pack, unpack
+        from vllm_compat.memory import stamp
+
+        self.files = files
+        self.memory = memory
+        self.key = [
+            files.distribution,
+            files.version,
+            files.package,
+            files.folder,
+            files.origin,
+            *map(stamp, files.tree.sources(files.folder)),
+        ]
+        self.contract: Contract = memory.recall(
+            "contract", self.key, lambda: contract_of(files), pack=pack, unpack=unpack
+        )
+
+    def features(self, transformers: Path) -> tuple[str, ...]:
+        """Read what transformers, a package's folder, and the downstream are to each other."""
+        from vllm_compat import environment as e
+        from vllm_compat.errors import UsageError
+        from vllm_compat.memory import stamp
+
+        try:
+            wanted: dict[str, list[str]] = self.memory.recall(
+                "names", self.key, self._names, pack=dict, unpack=dict
+            )
+            typing = self.memory.recall(
+                "typing",
+                [stamp(transformers / "configuration_utils.py")],
+                lambda: e.torch_for_typing(transformers),
+                pack=bool,
+                unpack=bool,
+            )
+        except (OSError, SyntaxError, ValueError) as error:
+            raise UsageError(
+                f"The source of {self.contract.name}, or of the transformers beside it, cannot be"
+                f" read: {error}."
+            ) from error
+        return e.features_of(wanted, typing, transformers)
+
+    def _names(self) -> dict[str, list[str]]:
+        from vllm_compat.environment import names_from_transformers
+
+        with self._folder() as folder:
+            return names_from_transformers(folder)
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Give the source as a folder, unpacked for the moment where it is one file."""
+        root = Path(self.contract.root)
+        if root.is_dir():
+            yield root
+            return
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="vllm-compat-check-") as name:
+            for module in self.files.modules():
+                place = Path(name, *module.split(".")[1:], "__init__.py")
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(self.files.source(module) or b"")
+            yield Path(name)
+
+
 # Recorded releases.
 
 
@@ -416,19 +505,44 @@ class _History:
     only that have to do with the findings asked about.
     """
 
-    def __init__(self, contract: Contract, releases: _Releases, *, whole: bool = True) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        releases: _Releases,
+        *,
+        whole: bool = True,
+        memory: Memory | None = None,
+    ) -> None:
         self.contract = contract
         self.releases = releases
         self.whole = whole
+        self.memory = memory
         self._known: dict[str, tuple[frozenset[object], frozenset[CallSite]]] = {}
 
     def dates(self, findings: Sequence[Finding], surface: Surface) -> list[Dating]:
         """Say since when each of a surface's findings is there."""
         if not self.whole:
-            part = dataclasses.replace(self.contract, sites=_related(self.contract, findings))
-            return _History(part, self.releases).dates(findings, surface)
+            return self._dates_of_part(findings, surface)
         before, after = self.releases.around(surface.version)
         return [self._date(finding, surface.version, before, after) for finding in findings]
+
+    def _dates_of_part(self, findings: Sequence[Finding], surface: Surface) -> list[Dating]:
+        from vllm_compat.memory import Memory
+        from vllm_compat.report.model import Dating
+
+        sites = _related(self.contract, findings)
+
+        def look() -> list[Dating]:
+            part = dataclasses.replace(self.contract, sites=sites)
+            return _History(part, self.releases).dates(findings, surface)
+
+        return (self.memory or Memory(None)).recall(
+            "dates",
+            [surface.version, findings, sites],
+            look,
+            pack=lambda dates: [[d.since, d.fitted_last, d.fits_from] for d in dates],
+            unpack=lambda record: [Dating(*dating) for dating in record],
+        )
 
     def _date(self, finding: Finding, since: str, before: Sequence[str], after: Sequence[str]) -> Dating:
         from vllm_compat.report.model import Dating
@@ -492,7 +606,7 @@ print(json.dumps([found, transformers and transformers.origin]))
 
 
 def _environment(
-    contract: Contract,
+    source: _Source,
     surface: Surface,
     installed: bool,
     python: str | None,
@@ -518,8 +632,8 @@ def _environment(
         transformers = spec.origin if spec else None
     else:
         environment, transformers = _ask(python, surface)
-    if transformers and roles_of(contract).generator:
-        features = _features(contract, Path(transformers).parent)
+    if transformers and roles_of(source.contract).generator:
+        features = source.features(Path(transformers).parent)
         environment = dataclasses.replace(environment, features=features)
     return dataclasses.replace(environment, device=device) if device else environment
 
@@ -562,39 +676,6 @@ def _why(error: Exception) -> str:
         return f"nothing came within {error.timeout:.0f} s"
     return str(error)
 
-
-def _features(contract: Contract, transformers: Path) -> tuple[str, ...]:
-    from vllm_compat.environment import read_features
-    from vllm_compat.errors import UsageError
-
-    with _folder(contract) as folder:
-        try:
-            return read_features(folder, transformers)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise UsageError(
-                f"The source of {contract.name}, or of the transformers beside it, cannot be read:"
-                f" {error}."
-            ) from error
-
-
-@contextmanager
-def _folder(contract: Contract) -> Iterator[Path]:
-    """Give the downstream's source as a folder, unpacked for the moment where it is one file."""
-    root = Path(contract.root)
-    if root.is_dir():
-        yield root
-        return
-    import tempfile
-
-    from vllm_compat.surface.files import package_at
-
-    files = package_at(root)
-    with tempfile.TemporaryDirectory(prefix="vllm-compat-check-") as name:
-        for module in files.modules():
-            place = Path(name, *module.split(".")[1:], "__init__.py")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(files.source(module) or b"")
-        yield Path(name)
 
 
 # Comparing.

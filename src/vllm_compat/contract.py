@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import UsageError
 
@@ -122,19 +122,24 @@ def read_contract(target: str | Path | None = None, *, python: str | None = None
     of an installed distribution; by default ``speculators``. ``python`` names another interpreter
     whose environment is looked in. Raises :class:`~vllm_compat.errors.UsageError` in one sentence.
     """
+    return contract_of(find_downstream(target, python=python))
+
+
+def find_downstream(target: str | Path | None = None, *, python: str | None = None) -> PackageFiles:
+    """Find the source that :func:`read_contract` reads."""
     from vllm_compat.surface.files import package_at
 
     if target is None:
-        return read_installed(python=python)
+        return _installed("speculators", python)
     path = Path(target).expanduser()
     looks_like_path = isinstance(target, Path) or "/" in str(target) or "\\" in str(target)
     if looks_like_path or str(target).endswith((".whl", ".gz", ".zip")):
-        return _read(package_at(path))
+        return package_at(path)
     try:
-        return read_installed(str(target), python=python)
+        return _installed(str(target), python)
     except UsageError:
         if path.is_dir():
-            return _read(package_at(path))
+            return package_at(path)
         raise
 
 
@@ -145,15 +150,69 @@ def read_installed(
 
     Raises :class:`~vllm_compat.errors.UsageError` where it isn't there.
     """
-    from vllm_compat.surface.files import import_name, installed_package, package_at
+    from vllm_compat.surface.files import import_name, package_at
 
-    package = import_name(name)
     if path is not None:
-        return _read(package_at(Path(path), package))
-    return _read(installed_package(package, distribution=name, python=python))
+        return contract_of(package_at(Path(path), import_name(name)))
+    return contract_of(_installed(name, python))
 
 
-def _read(files: PackageFiles) -> Contract:
+def _installed(name: str, python: str | None) -> PackageFiles:
+    from vllm_compat.surface.files import import_name, installed_package
+
+    return installed_package(import_name(name), distribution=name, python=python)
+
+
+def contract_of(files: PackageFiles) -> Contract:
+    """Read the contract of a package's source."""
     from vllm_compat.callsites import read_package
 
     return read_package(files)
+
+
+# As plain lists, for the memory.
+
+
+def pack(contract: Contract) -> dict[str, Any]:
+    """Return a contract as what JSON can hold."""
+    return {
+        "head": [contract.name, contract.version, contract.package, contract.root],
+        "sites": [_pack_site(site) for site in contract.sites],
+        "other_calls": [_pack_site(site) for site in contract.other_calls],
+        "modules": dict(contract.modules),
+    }
+
+
+def unpack(record: dict[str, Any]) -> Contract:
+    """Return the contract that :func:`pack` took apart."""
+    name, version, package, root = record["head"]
+    return Contract(
+        name=name,
+        version=version,
+        package=package,
+        root=root,
+        sites=tuple(map(_unpack_site, record["sites"])),
+        other_calls=tuple(map(_unpack_site, record["other_calls"])),
+        modules={name: tuple(others) for name, others in record["modules"].items()},
+    )
+
+
+_FIELDS = tuple(f.name for f in fields(CallSite))
+_TUPLES = ("positional", "unless", "any_of", "needs")
+
+
+def _pack_site(site: CallSite) -> list[Any]:
+    values = {name: getattr(site, name) for name in _FIELDS}
+    values["kind"] = site.kind.value
+    values["uses"] = [[use.how, use.detail] for use in site.uses]
+    return list(values.values())
+
+
+def _unpack_site(values: list[Any]) -> CallSite:
+    named = dict(zip(_FIELDS, values, strict=True))
+    named["kind"] = SiteKind(named["kind"])
+    named["uses"] = tuple(Use(how, detail) for how, detail in named["uses"])
+    named["keywords"] = tuple((name, text) for name, text in named["keywords"])
+    for name in _TUPLES:
+        named[name] = tuple(named[name])
+    return CallSite(**named)

@@ -67,10 +67,23 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
     """
     if transformers is None:
         return ()
-    features = []
-    configuration = transformers / "configuration_utils.py"
-    if configuration.is_file() and _torch_for_typing(configuration.read_text(encoding="utf-8")):
-        features.append(TORCH_FOR_TYPING)
+    return features_of(names_from_transformers(downstream), torch_for_typing(transformers), transformers)
+
+
+def features_of(
+    wanted: Mapping[str, Iterable[str]], typing: bool, transformers: Path
+) -> tuple[str, ...]:
+    """Return the features that follow from the names wanted, and from transformers as it is there."""
+    features = [TORCH_FOR_TYPING] if typing else []
+    for module, names in sorted(wanted.items()):
+        place = transformers.joinpath(*module.split(".")[1:])
+        if not place.with_suffix(".py").exists() and not place.is_dir():
+            features.append(f"{_MISSING}{module}:{','.join(sorted(names))}")
+    return tuple(features)
+
+
+def names_from_transformers(downstream: Path) -> dict[str, list[str]]:
+    """Return ``{module: names}`` of what the downstream imports from modules of transformers."""
     wanted: dict[str, set[str]] = {}
     for file in sorted(downstream.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
@@ -80,11 +93,13 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers."):
                 assert node.module
                 wanted.setdefault(node.module, set()).update(a.name for a in node.names)
-    for module, names in sorted(wanted.items()):
-        place = transformers.joinpath(*module.split(".")[1:])
-        if not place.with_suffix(".py").exists() and not place.is_dir():
-            features.append(f"{_MISSING}{module}:{','.join(sorted(names))}")
-    return tuple(features)
+    return {module: sorted(names) for module, names in sorted(wanted.items())}
+
+
+def torch_for_typing(transformers: Path) -> bool:
+    """Whether transformers' configuration classes name torch, which only type checkers import."""
+    configuration = transformers / "configuration_utils.py"
+    return configuration.is_file() and _torch_for_typing(configuration.read_text(encoding="utf-8"))
 
 
 def _torch_for_typing(source: str) -> bool:

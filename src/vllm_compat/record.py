@@ -25,10 +25,12 @@ from packaging.version import InvalidVersion, Version
 from vllm_compat.errors import UsageError
 from vllm_compat.surface.recorded import (
     DATA,
+    DIGESTS,
     FORMAT,
     MODULES,
     NAMES,
     Store,
+    digest_of,
     dump,
     group_of,
     ranges_of,
@@ -101,6 +103,27 @@ _BY_NAME = (
 )
 _BASES = (".base", ".abstract", ".backend")
 
+# Known by their bytes as well: what downstreams that lean on the engine make us read. All modules
+# would take 70 KB, which no compression makes less.
+_RECOGNIZED = (
+    "config",
+    "distributed.parallel_state",
+    "engine.arg_utils",
+    "envs",
+    "sampling_params",
+    "sequence",
+    "utils",
+    "v1.core",
+    "v1.engine",
+    "v1.executor",
+    "v1.kv_cache_interface",
+    "v1.outputs",
+    "v1.request",
+    "v1.serial_utils",
+    "v1.structured_output",
+    "v1.worker",
+)
+
 _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 3, "lp": 0, "pb": 0}]
 
 
@@ -120,12 +143,18 @@ def in_full(module: str) -> bool:
     return _within(module, _FULL) and (not _within(module, _BY_NAME) or module.endswith(_BASES))
 
 
+def in_digests(module: str) -> bool:
+    """Whether the bytes of a module's source are recorded by their digest."""
+    return module == "vllm" or (_within(module, _RECOGNIZED) and in_full(module))
+
+
 class _Table:
     """All rows of all releases, on their way into or out of the files."""
 
     def __init__(self) -> None:
         self.releases: list[dict[str, Any]] = []
         self.modules: dict[str, int] = {}
+        self.digests: dict[tuple[str, str], int] = {}
         self.full: dict[str, dict[tuple[str, str], int]] = {}
         self.names: dict[str, dict[tuple[str, str], int]] = {}
 
@@ -138,6 +167,9 @@ class _Table:
                 if group == MODULES:
                     module, _, ranges = line.partition("\t")
                     table.modules[module] = _mask(ranges)
+                elif group == DIGESTS:
+                    module, digest, ranges = line.split("\t")
+                    table.digests[(module, digest)] = _mask(ranges)
                 elif line.startswith("@"):
                     rows = table.names if group == NAMES else table.full
                     current = rows.setdefault(line[1:], {})
@@ -168,6 +200,7 @@ class _Table:
 
     def _map(self, change: Any) -> None:
         self.modules = {m: new for m, mask in self.modules.items() if (new := change(mask))}
+        self.digests = {k: new for k, mask in self.digests.items() if (new := change(mask))}
         for rows in (self.full, self.names):
             for module, own in list(rows.items()):
                 kept = {key: new for key, mask in own.items() if (new := change(mask))}
@@ -186,6 +219,9 @@ class _Table:
                 continue
             self.modules[module] = self.modules.get(module, 0) | bit
             if in_full(module):
+                if in_digests(module):
+                    key = (module, digest_of(surface.files.source(module) or b"", parsed.is_package))
+                    self.digests[key] = self.digests.get(key, 0) | bit
                 rows = self.full.setdefault(module, {})
                 header = dump([parsed.stars, parsed.dynamic, parsed.exported])
                 _put(rows, "", header, bit)
@@ -216,6 +252,10 @@ class _Table:
             groups.setdefault(group_of(module), []).append(_block(module, self.full[module]))
         groups[NAMES] = [_block(module, self.names[module]) for module in sorted(self.names)]
         groups[MODULES] = [f"{m}\t{ranges_of(mask)}\n" for m, mask in sorted(self.modules.items())]
+        groups[DIGESTS] = [
+            f"{module}\t{digest}\t{ranges_of(mask)}\n"
+            for (module, digest), mask in sorted(self.digests.items())
+        ]
         for group, blocks in sorted(groups.items()):
             text = "".join(blocks).encode("utf-8")
             packed = lzma.compress(

@@ -46,6 +46,10 @@ class Tree:
         """Return the SHA-256 of the archive, or of the names and contents of a folder's source."""
         raise NotImplementedError
 
+    def sources(self, folder: str) -> Iterator[Path]:
+        """Iterate over the files on disk that the Python source below a folder is read from."""
+        raise NotImplementedError
+
 
 class FolderTree(Tree):
     """A folder on disk."""
@@ -77,6 +81,9 @@ class FolderTree(Tree):
     def folder_has_source(self, folder: str) -> bool:
         top = os.path.join(self.root, folder)
         return any(n.endswith(".py") for _, _, names in os.walk(top) for n in names)
+
+    def sources(self, folder: str) -> Iterator[Path]:
+        return (self.root / path for path in self.files(folder) if path.endswith(".py"))
 
     def digest(self) -> str:
         import hashlib
@@ -114,6 +121,9 @@ class _ArchiveTree(Tree):
 
     def folder_has_source(self, folder: str) -> bool:
         return folder in self._folders
+
+    def sources(self, folder: str) -> Iterator[Path]:
+        yield self.path
 
     def digest(self) -> str:
         import hashlib
@@ -279,8 +289,11 @@ def _written_version(tree: Tree, folder: str) -> str | None:
     return None
 
 
-def _dist_infos(tree: Tree, parent: str) -> Iterator[tuple[str, str, str]]:
-    """Iterate over (name, version, path of the list of files) of the metadata in a folder."""
+def _dist_infos(tree: Tree, parent: str, like: str = "") -> Iterator[tuple[str, str, str]]:
+    """Iterate over (name, version, path of the list of files) of the metadata in a folder.
+
+    ``like`` is how the distributions' names begin: ``site-packages`` may hold hundreds.
+    """
     if isinstance(tree, FolderTree):
         base = tree.root / parent if parent else tree.root
         try:
@@ -293,6 +306,8 @@ def _dist_infos(tree: Tree, parent: str) -> Iterator[tuple[str, str, str]]:
     prefix = f"{parent}/" if parent else ""
     for name in names:
         inside = {".dist-info": "METADATA", ".egg-info": "PKG-INFO"}.get(name[name.rfind(".") :])
+        if inside and not normal_name(name).startswith(normal_name(like)):
+            continue
         wanted = f"{name}/{inside}" if inside else name if name == "PKG-INFO" else None
         found = _metadata(tree.read(prefix + wanted)) if wanted else None
         if found:
@@ -306,7 +321,7 @@ def _distribution(tree: Tree, package: str, parent: str) -> tuple[str, str] | No
     lists nothing; ``vllm-compat`` doesn't hold ``vllm``.
     """
     also: tuple[str, str] | None = None
-    for name, version, record in _dist_infos(tree, parent):
+    for name, version, record in _dist_infos(tree, parent, package):
         normal = normal_name(name)
         if normal == normal_name(package):
             return name, version

@@ -8,6 +8,9 @@ once for all releases. Classes are taken apart into a header and one row per mem
 
 Modules outside the parts that downstreams lean on (single models, layers, kernels) are recorded by
 the names that they define only: what is called or read there counts as fitting.
+
+``digests`` tells the source that the modules of the engine were read from, so that a module with the
+same bytes elsewhere (an installed release, most of a nightly) need not be parsed again.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, cached_property, lru_cache, reduce
 from operator import or_
 from pathlib import Path
@@ -32,6 +35,7 @@ FORMAT = 1
 
 MODULES = "modules"
 NAMES = "names"
+DIGESTS = "digests"
 
 # Stand-ins for the names of a module of which only the names are recorded, by their kind.
 _STAND_INS: dict[str, Entry] = {
@@ -79,20 +83,60 @@ def ranges_of(mask: int) -> str:
     return ",".join(parts)
 
 
+def digest_of(source: bytes, is_package: bool) -> str:
+    """Return what a module's source is known by: eight hexadecimal digits.
+
+    They tell a release's file from an edited one; nothing hangs on their being hard to forge.
+    """
+    from hashlib import blake2b
+
+    return blake2b(source, digest_size=4, person=b"package" if is_package else b"module").hexdigest()
+
+
 Row = tuple[int, str]  # releases, JSON
 
 
-class Node:
-    """The rows of one path inside a module, and the paths below it.
+_END = re.compile(r"[.#\t]")
 
-    Below a class are its members, below several definitions of one name ``#0``, ``#1``, ….
+
+class Rows:
+    """The rows of one module, looked up in its text: most of them nobody asks for.
+
+    Rows are sorted by path, so that those of one path, and those below it, stand together.
     """
 
-    __slots__ = ("below", "rows")
+    def __init__(self, block: str) -> None:
+        self._text = "\n" + block
+        self._known: dict[str, tuple[Row, ...]] = {}
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.below: dict[str, Node] = {}
+    def of(self, path: str) -> tuple[Row, ...]:
+        """Return the rows of a path: a name, or below a class ``name.member``, ``name#0``."""
+        if path not in self._known:
+            self._known[path] = tuple(self._find(path))
+        return self._known[path]
+
+    def _find(self, path: str) -> Iterator[Row]:
+        for rest in self._lines(f"\n{path}\t"):
+            ranges, _, data = rest.partition("\t")
+            yield mask_of(ranges), data
+
+    def _lines(self, head: str) -> Iterator[str]:
+        """Iterate over what follows ``head`` in the lines that begin so."""
+        text = self._text
+        at = text.find(head)
+        while at >= 0 and text.startswith(head, at):
+            end = text.find("\n", at + 1)
+            yield text[at + len(head) : end]
+            at = end
+
+    def members(self, path: str) -> Iterator[str]:
+        """Iterate over the names below a class, in any release."""
+        return iter(dict.fromkeys(_END.split(rest, maxsplit=1)[0] for rest in self._lines(f"\n{path}.")))
+
+    def names(self) -> Iterator[str]:
+        """Iterate over the module's own names, in any release, its header aside."""
+        lines = self._text[1:].splitlines()
+        return filter(None, dict.fromkeys(_END.split(line, maxsplit=1)[0] for line in lines))
 
 
 class View:
@@ -116,10 +160,10 @@ class View:
         self.alike &= ~mask
         return False
 
-    def row(self, node: Node) -> str | None:
-        """Return the row of a path that holds in this release."""
+    def row(self, rows: Iterable[Row]) -> str | None:
+        """Return that of a path's rows which holds in this release."""
         found: str | None = None
-        for mask, data in node.rows:
+        for mask, data in rows:
             if self.holds(mask):
                 found = data
         return found
@@ -149,7 +193,7 @@ class Store:
         self._texts: dict[str, str] = {}
         self._defined: dict[str, list[tuple[str, int]]] = {}
         self._mentioned: dict[str, list[tuple[str, int]]] = {}
-        self._nodes: dict[str, dict[str, Node] | None] = {}
+        self._rows: dict[str, Rows | None] = {}
         self._values: dict[str, Any] = {}
         self._below: dict[str, int] = {}
 
@@ -170,33 +214,35 @@ class Store:
         for path in sorted((self.folder / "surfaces").glob("*.xz")):
             yield path.name.removesuffix(".xz")
 
-    def nodes(self, module: str) -> dict[str, Node] | None:
-        """Return a module's names, as any release has them; None where it is not recorded in full."""
-        if module not in self._nodes:
-            self._nodes[module] = self._parse(self.text(group_of(module)), module)
-        return self._nodes[module]
+    def rows(self, module: str) -> Rows | None:
+        """Return a module's rows; None where it is not recorded in full."""
+        if module not in self._rows:
+            self._rows[module] = self._block(self.text(group_of(module)), module)
+        return self._rows[module]
 
-    def name_nodes(self, module: str) -> dict[str, Node] | None:
-        """Return the names of a module that is recorded by them only; None where it isn't."""
-        return self._parse(self.text(NAMES), module)
+    def name_rows(self, module: str) -> Rows | None:
+        """Return the rows of a module that is recorded by its names; None where it isn't."""
+        return self._block(self.text(NAMES), module)
 
     @staticmethod
-    def _parse(text: str, module: str) -> dict[str, Node] | None:
+    def _block(text: str, module: str) -> Rows | None:
         head = f"@{module}\n"
         start = 0 if text.startswith(head) else text.find("\n" + head) + 1
         if not text.startswith(head, start):
             return None
         end = text.find("\n@", start)
-        block = text[start + len(head) : end if end >= 0 else len(text)]
-        found: dict[str, Node] = {}
-        for line in block.splitlines():
-            path, ranges, data = line.split("\t", 2)
-            first, *rest = path.replace("#", ".#").split(".")
-            node = found.get(first) or found.setdefault(first, Node())
-            for part in rest:
-                node = node.below.get(part) or node.below.setdefault(part, Node())
-            node.rows.append((mask_of(ranges), data))
-        return found
+        return Rows(text[start + len(head) : end + 1 if end >= 0 else len(text)])
+
+    def number_of(self, module: str, digest: str) -> int | None:
+        """Return a release whose fully recorded module has that digest, or None."""
+        text = self.text(DIGESTS)
+        head = f"{module}\t{digest}\t"
+        start = 0 if text.startswith(head) else text.find("\n" + head) + 1
+        if not text.startswith(head, start):
+            return None
+        end = text.find("\n", start)
+        mask = mask_of(text[start + len(head) : end if end >= 0 else len(text)])
+        return mask.bit_length() - 1
 
     def value(self, data: str) -> Any:
         """Return what a row's JSON says, read once."""
@@ -259,7 +305,7 @@ class Store:
     def _definitions(self, name: str) -> Iterator[tuple[str, int]]:
         """Iterate over where any release defines a name, and which do."""
         for group in self.groups():
-            if group == MODULES:
+            if group in (MODULES, DIGESTS):
                 continue
             text = self.text(group)
             for path in (name, f"{name}#0"):
@@ -277,7 +323,7 @@ class Store:
         """Iterate over the classes of any release whose header mentions a name."""
         pattern = re.compile(rf'^(\w+)\t([\d,-]+)\t\["c",\[[^\]]*\b{re.escape(name)}\b', re.M)
         for group in self.groups():
-            text = self.text(group) if group not in (MODULES, NAMES) else ""
+            text = self.text(group) if group not in (MODULES, NAMES, DIGESTS) else ""
             for match in pattern.finditer(text) if name in text else ():
                 module = self._module_at(text, match.start())
                 yield f"{module}.{match.group(1)}", mask_of(match.group(2))
@@ -308,17 +354,15 @@ def split(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
 class _Members(Mapping[str, Entry]):
     """A class's members in one release, put together one by one as they are asked for."""
 
-    def __init__(self, store: Store, view: View, node: Node, order: list[str]) -> None:
-        self._store = store
-        self._view = view
-        self._below = node.below
+    def __init__(self, store: Store, view: View, rows: Rows, path: str, order: list[str]) -> None:
+        self._parts = store, view, rows
+        self._path = path
         self._order = order
         self._made: dict[str, Entry | None] = {}
 
     def _entry(self, name: str) -> Entry | None:
         if name not in self._made:
-            node = self._below.get(name)
-            self._made[name] = None if node is None else _join(self._store, self._view, node)
+            self._made[name] = _join(*self._parts, f"{self._path}.{name}")
         return self._made[name]
 
     def __getitem__(self, name: str) -> Entry:
@@ -330,24 +374,24 @@ class _Members(Mapping[str, Entry]):
     def __iter__(self) -> Iterator[str]:
         # Fields in the order in which they are declared, then all else.
         order = dict.fromkeys(self._order)
-        order.update(dict.fromkeys(self._below))
+        order.update(dict.fromkeys(self._parts[2].members(self._path)))
         return (name for name in order if self._entry(name) is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
-def _join(store: Store, view: View, node: Node) -> Entry | None:
+def _join(store: Store, view: View, rows: Rows, path: str) -> Entry | None:
     """Put the rows of one release together to an entry."""
-    row = view.row(node)
+    row = view.row(rows.of(path))
     if row is None:
         return None
     entry: Entry = store.value(row)
     if entry[0] == "c":
-        members = _Members(store, view, node, entry[5])
+        members = _Members(store, view, rows, path, entry[5])
         return ["c", entry[1], entry[2], entry[3], members, entry[4]]
     if entry[0] == "u" and isinstance(entry[1], int):
-        return ["u", [_join(store, view, node.below[f"#{i}"]) for i in range(entry[1])]]
+        return ["u", [_join(store, view, rows, f"{path}#{i}") for i in range(entry[1])]]
     return entry
 
 
@@ -359,41 +403,41 @@ def dump(value: object) -> str:
 class RecordedBody:
     """A module of one release that is recorded in full."""
 
-    def __init__(self, store: Store, view: View, nodes: dict[str, Node]) -> None:
+    def __init__(self, store: Store, view: View, rows: Rows) -> None:
         self._store = store
         self._view = view
-        self._nodes = nodes
+        self._rows = rows
         self._made: dict[str, Entry | None] = {}
 
-    def _head(self, *parts: int) -> list[Any]:
-        """Return parts of the module's header; releases with the same ones are alike."""
-        found: list[Any] = []
-        rows = [(mask, self._store.value(data)) for mask, data in self._nodes[""].rows]
-        for part in parts:
-            own = next(head[part] for mask, head in rows if mask >> self._view.number & 1)
-            self._view.alike &= sum(mask for mask, head in rows if head[part] == own)
-            found.append(own)
-        return found
+    def _head(self, part: int) -> Any:
+        """Return a part of the module's header; releases with the same one are alike."""
+        heads = [(mask, self._store.value(data)[part]) for mask, data in self._rows.of("")]
+        own = next(value for mask, value in heads if mask >> self._view.number & 1)
+        self._view.alike &= sum(mask for mask, value in heads if value == own)
+        return own
 
     @cached_property
     def stars(self) -> list[str]:
-        return self._head(0)[0]  # type: ignore[no-any-return]
+        found: list[str] = self._head(0)
+        return found
 
     @cached_property
     def dynamic(self) -> bool:
-        return self._head(1)[0]  # type: ignore[no-any-return]
+        return bool(self._head(1))
 
     @cached_property
     def exported(self) -> list[str] | None:
-        return self._head(2)[0]  # type: ignore[no-any-return]
+        found: list[str] | None = self._head(2)
+        return found
+
+    def _there(self, name: str) -> bool:
+        return self._view.row(self._rows.of(name)) is not None
 
     def names(self) -> list[str]:
-        known = (n for n in self._nodes if n and n[0] != "?")
-        return [n for n in known if self._view.row(self._nodes[n]) is not None]
+        return [n for n in self._rows.names() if n[0] != "?" and self._there(n)]
 
     def typing_names(self) -> list[str]:
-        known = (n for n in self._nodes if n and n[0] == "?")
-        return [n[1:] for n in known if self._view.row(self._nodes[n]) is not None]
+        return [n[1:] for n in self._rows.names() if n[0] == "?" and self._there(n)]
 
     def entry(self, name: str) -> Entry | None:
         return self._entry(name) if name and name[0] != "?" else None
@@ -403,8 +447,7 @@ class RecordedBody:
 
     def _entry(self, name: str) -> Entry | None:
         if name not in self._made:
-            node = self._nodes.get(name)
-            self._made[name] = None if node is None else _join(self._store, self._view, node)
+            self._made[name] = _join(self._store, self._view, self._rows, name)
         return self._made[name]
 
 
@@ -414,23 +457,24 @@ class _NamesBody:
     exported: list[str] | None = None
     stars: tuple[str, ...] = ()
 
-    def __init__(self, view: View, nodes: dict[str, Node] | None) -> None:
+    def __init__(self, view: View, rows: Rows | None) -> None:
         self._view = view
-        self._nodes = nodes or {}
-        every = self._nodes.get("*")
-        self.dynamic = nodes is None or (every is not None and view.row(every) is not None)
+        self._rows = rows
+        self.dynamic = rows is None or view.row(rows.of("*")) is not None
+
+    def _kind(self, name: str) -> str | None:
+        if self._rows is None or name in ("", "*"):
+            return None
+        return self._view.row(self._rows.of(name))
 
     def names(self) -> list[str]:
-        known = (n for n in self._nodes if n not in ("", "*"))
-        return [n for n in known if self._view.row(self._nodes[n]) is not None]
+        return [n for n in self._rows.names() if self._kind(n)] if self._rows is not None else []
 
     def typing_names(self) -> list[str]:
         return []
 
     def entry(self, name: str) -> Entry | None:
-        node = self._nodes.get(name) if name not in ("", "*") else None
-        kind = self._view.row(node) if node is not None else None
-        return _STAND_INS.get(kind) if kind is not None else None
+        return _STAND_INS.get(self._kind(name) or "")
 
     def typing_entry(self, name: str) -> Entry | None:
         return None
@@ -445,6 +489,19 @@ def store(folder: Path = DATA) -> Store:
 def recorded_versions(folder: Path = DATA) -> tuple[str, ...]:
     """Return the versions of the recorded releases, oldest first."""
     return tuple(release["version"] for release in store(folder).releases)
+
+
+def recognized(module: str, source: bytes, is_package: bool, folder: Path = DATA) -> Body | None:
+    """Return what is recorded of a module of vLLM with just that source, or None."""
+    try:
+        known = store(folder)
+        number = known.number_of(module, digest_of(source, is_package))
+        rows = known.rows(module) if number is not None else None
+    except UsageError:
+        return None  # a damaged record: the source is there to be parsed
+    if number is None or rows is None:
+        return None
+    return RecordedBody(known, View(number, len(known.releases)), rows)
 
 
 def _parsed(version: str) -> Version | None:
@@ -527,10 +584,10 @@ class RecordedSurface(StaticSurface):
     def _load(self, module: str) -> Body | None:
         if not self._view.holds(self._store.modules_mask(module)):
             return None
-        nodes = self._store.nodes(module)
-        if nodes is not None and self._view.holds(sum(mask for mask, _ in nodes[""].rows)):
-            return RecordedBody(self._store, self._view, nodes)
-        return _NamesBody(self._view, self._store.name_nodes(module))
+        rows = self._store.rows(module)
+        if rows is not None and self._view.holds(sum(mask for mask, _ in rows.of(""))):
+            return RecordedBody(self._store, self._view, rows)
+        return _NamesBody(self._view, self._store.name_rows(module))
 
     def has_module(self, name: str) -> bool:
         """Whether the release has the module, a namespace package of that name, or builds it."""

@@ -31,7 +31,7 @@ class SourceSurface(StaticSurface):
         self.version = files.version
         self.distribution = files.distribution
         self.origin = files.origin
-        self._bodies: dict[str, ModuleSyntax | None] = {}
+        self._bodies: dict[str, Body | None] = {}
         self._has: dict[str, bool] = {}
 
     @classmethod
@@ -62,8 +62,18 @@ class SourceSurface(StaticSurface):
 
     def _body(self, module: str) -> Body | None:
         if module not in self._bodies:
-            self._bodies[module] = self.parse(module)
+            self._bodies[module] = self._recorded(module) or self.parse(module)
         return self._bodies[module]
+
+    def _recorded(self, module: str) -> Body | None:
+        """Return what is recorded of a module that has the bytes of some release's."""
+        from vllm_compat.surface.recorded import recognized
+
+        found = self.files.locate(module) if self.package == "vllm" else None
+        source = self.files.tree.read(found[0]) if found else None
+        if found is None or source is None:
+            return None
+        return recognized(module, source, found[1])
 
     def parse(self, module: str) -> ModuleSyntax | None:
         """Parse a module afresh; None where it has no source.
