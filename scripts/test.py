@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Everything for the tests: linters, the fast layer, then real vLLM end to end.
 
-usage: python3 scripts/test.py [--fast] [PYTEST_ARGS…]
+usage: python3 scripts/test.py [--help] [--fast] [PYTEST_ARGS…]
+
+--fast stops after the fast layer; PYTEST_ARGS go to every run of pytest (-k WORD, -x, …).
 Needs Python 3.10 to 3.13 and PyPI; the end-to-end layer takes x86-64 Linux and 8 GB of disk per vLLM.
 """
 
@@ -19,6 +21,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 def main(arguments: list[str]) -> int:
     """Run the layers one after another; stop at the first that fails."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__, end="")
+        return 0
     fast = "--fast" in arguments
     rest = [argument for argument in arguments if argument != "--fast"]
     from vllm_compat.lab.environments import default_root, find_uv

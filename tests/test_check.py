@@ -17,7 +17,7 @@ import vllm_compat
 from vllm_compat import cli
 from vllm_compat.check import check
 from vllm_compat.contract import read_contract
-from vllm_compat.drift import find_drifts, since
+from vllm_compat.drift import FindingKind, find_drifts, since
 from vllm_compat.environment import Environment
 from vllm_compat.plan import make_plan
 from vllm_compat.report.model import Pair, Standing, Verdict
@@ -57,8 +57,9 @@ def test_the_plan_is_the_one_that_make_plan_gives(version: str) -> None:
 
 def test_each_finding_names_the_adapter_that_repairs_it() -> None:
     pair = one(wheel("0.3.0"), "0.26.0")
-    repairs = {(j.finding.symbol.rpartition(".")[2], j.finding.name): j for j in pair.findings}
-    assert all(j.standing is Standing.REPAIRED for j in pair.findings)
+    drifts = [j for j in pair.findings if not j.finding.home]
+    repairs = {(j.finding.symbol.rpartition(".")[2], j.finding.name): j for j in drifts}
+    assert all(j.standing is Standing.REPAIRED for j in drifts)
     eos = repairs["Request", "eos_token_id"]
     assert eos.adapters == ("request.eos_token_id",)
     assert eos.finding.sites[0].file.endswith("vllm_hidden_states_generator.py")
@@ -154,14 +155,41 @@ def test_dates_do_not_depend_on_how_many_releases_are_checked() -> None:
     alone = one(wheel("0.3.0"), "0.26.0")
     matrix = check([wheel("0.3.0")], all_releases=True)
     (same,) = (pair for pair in matrix.pairs if pair.surface.version == "0.26.0")
-    assert [j.dating for j in same.findings] == [j.dating for j in alone.findings]
+    drifts = [j for j in alone.findings if not j.finding.home]
+    assert [j.dating for j in same.findings] == [j.dating for j in drifts]
+
+
+def test_defaults_that_changed_since_it_last_fitted() -> None:
+    pair = one(wheel("0.4.0"), "0.26.0")
+    changed = {j.finding.name: j for j in pair.changed_defaults}
+    assert set(changed) == {"disable_cascade_attn", "safetensors_load_strategy"}
+    judged = changed["disable_cascade_attn"]
+    assert judged.finding.kind is FindingKind.BEHAVIOUR
+    assert judged.finding.home == "0.16.0"
+    assert judged.dating.since == "0.18.0"
+    assert "is True here and was False on 0.16.0" in judged.finding.detail
+    assert pair.verdict is Verdict.WITH_SHIM
+    # Nothing to compare with where it fits, and where nothing ever fitted.
+    assert not one(wheel("0.4.0"), "0.16.0").changed_defaults
+    assert not one(wheel("0.4.0"), "0.11.0").changed_defaults
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_release_that_fits_shows_nothing_that_the_plan_does_not_know(version: str) -> None:
+    # apply() plans without it: what only a comparison shows must be no more than a default.
+    told = contract(version)
+    home = RecordedSurface({"0.3.0": "0.11.0"}.get(version, "0.16.0"))
+    for release in recorded_versions():
+        surface = RecordedSurface(release)
+        more = [f for f in find_drifts(told, surface, home) if f not in find_drifts(told, surface)]
+        assert all(f.kind is FindingKind.BEHAVIOUR and not f.fatal for f in more), release
 
 
 def test_dates_are_those_of_the_drift_module() -> None:
     pair = one(wheel("0.3.0"), "0.20.0")
     versions = recorded_versions()
     surfaces = [RecordedSurface(v) for v in versions[: versions.index("0.20.0") + 1]]
-    for judged in pair.findings:
+    for judged in (j for j in pair.findings if not j.finding.home):
         expected = since(judged.finding, contract("0.3.0"), surfaces)
         assert judged.dating.since == expected
 

@@ -191,7 +191,8 @@ class TestHistory:
         ]
         (caching,) = changed
         assert caching.name == "enable_prefix_caching"
-        assert "is True by default here, and was None" in caching.detail
+        assert "is True here and was None on 0.11.0." in caching.detail
+        assert caching.home == "0.11.0"
         assert not caching.fatal
         # 0.4 gives the argument, and so does not rely on the default.
         assert not any(
@@ -348,6 +349,19 @@ class TestCases:
     def test_a_missing_module(self, tmp_path: Path) -> None:
         (finding,) = self.drifts(tmp_path, "import vllm.gone\nvllm.gone.f()\n", a="")
         assert (finding.kind, finding.symbol) == (FindingKind.MODULE_MISSING, "vllm.gone")
+
+    def test_a_missing_module_whose_names_are_elsewhere(self, tmp_path: Path) -> None:
+        use = "import vllm.gone as g\ng.f(1)\ng.T.x\n"
+        there = "def f(a): ...\nclass T:\n    x = 1\n"
+        (finding,) = self.drifts(tmp_path, use, here=there, other="def f(a): ...\n")
+        assert (finding.kind, finding.moved_to) == (FindingKind.MODULE_MISSING, "vllm.here")
+        assert finding.detail.endswith("What is used of it is in vllm.here here.")
+
+    def test_a_missing_module_whose_names_are_in_two_places(self, tmp_path: Path) -> None:
+        use = "import vllm.gone as g\ng.f(1)\n"
+        same = "def f(a): ...\n"
+        (finding,) = self.drifts(tmp_path, use, here=same, there=same)
+        assert (finding.kind, finding.moved_to) == (FindingKind.MODULE_MISSING, None)
 
     def test_downstreams_own_additions_are_there(self, tmp_path: Path) -> None:
         use = """

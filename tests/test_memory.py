@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 from tests.downstreams import VERSIONS, contract, wheel
+from tests.surface import packages
 
-from vllm_compat import contract as contracts
-from vllm_compat import memory
+from vllm_compat import memory, packing
 from vllm_compat.check import check
+from vllm_compat.environment import Environment
 from vllm_compat.memory import Memory, cache_folder, stamp
+from vllm_compat.plan import make_plan
 from vllm_compat.report.json import as_record
+from vllm_compat.surface.recorded import RecordedSurface
 
 
 class Counter:
@@ -178,7 +181,20 @@ def test_where(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expec
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_contract_survives(version: str) -> None:
     told = contract(version)
-    assert contracts.unpack(json.loads(json.dumps(contracts.pack(told)))) == told
+    assert packing.unpack_contract(json.loads(json.dumps(packing.pack_contract(told)))) == told
+
+
+@pytest.mark.parametrize("release", ["0.11.0", "0.26.0"])
+def test_findings_and_plan_survive(release: str) -> None:
+    told, environment = contract("0.4.0"), Environment("3.11.0", (("torch", "2"),), "cuda")
+    plan = make_plan(told, RecordedSurface(release), environment)
+    text = json.dumps(packing.pack_planned((plan.findings, plan)))
+    findings, same = packing.unpack_planned(json.loads(text))
+    assert (findings, same) == (plan.findings, plan)
+    assert same is not None
+    assert same.findings == plan.findings
+    assert [step.findings for step in same.steps] == [step.findings for step in plan.steps]
+    assert same.digest == plan.digest
 
 
 @pytest.mark.parametrize("release", ["0.11.0", "0.26.0", "0.33.0"])
@@ -189,7 +205,7 @@ def test_a_check_says_the_same_from_memory(folder: Path, release: str) -> None:
     expected = told(None)
     assert told(Memory(folder)) == expected
     kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert len(kept) == 2
+    assert len(kept) >= 3
     assert told(Memory(folder)) == expected
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept
 
@@ -209,6 +225,24 @@ def test_an_edit_of_the_downstream_is_seen(tmp_path: Path, folder: Path) -> None
     assert list(sites()) == ["vllm.ABC"]
     (package / "more.py").write_text("from vllm.config import VllmConfig\n")
     assert list(sites()) == ["vllm.ABC", "vllm.config.VllmConfig"]
+
+
+def test_an_edit_of_vllm_is_seen(tmp_path: Path, folder: Path) -> None:
+    packages.write(tmp_path / "site", {"a.py": "def f(x): ...\n"})
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("from vllm.a import f\nf(1)\n")
+
+    def found() -> list[str]:
+        (pair,) = check([package], [tmp_path / "site"], memory=Memory(folder)).pairs
+        return [judged.finding.detail for judged in pair.findings]
+
+    assert found() == found() == []
+    (tmp_path / "site" / "vllm" / "a.py").write_text("def f(x, y): ...\n")
+    assert found() == ["f requires y here, and the downstream does not give it."]
+    (tmp_path / "site" / "vllm" / "a.py").unlink()
+    (tmp_path / "site" / "vllm" / "b.py").write_text("def f(x): ...\n")
+    assert found() == ["There is no module vllm.a here. f is in vllm.b here."]
 
 
 def test_the_option_and_the_variable_turn_it_off(tmp_path: Path, folder: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vllm_compat.drift import Finding
     from vllm_compat.environment import Environment
     from vllm_compat.memory import Memory
+    from vllm_compat.packing import Planned
     from vllm_compat.plan import Plan
     from vllm_compat.report.changes import Difference
     from vllm_compat.report.model import Dating, Pair, Report, Standing
@@ -242,7 +243,8 @@ def _check(
         for what, surface in zip(whats, surfaces, strict=True):
             installed = what is None or what == "installed"
             environment = _environment(source, surface, installed, python, device)
-            pairs.append(judge(contract, surface, environment, installed, history))
+            planned = source.planned(surface, environment, keep=not history.whole)
+            pairs.append(judge(contract, surface, environment, installed, history, planned))
     return Report(tuple(pairs), strict)
 
 
@@ -252,29 +254,28 @@ def judge(
     environment: Environment,
     environment_known: bool,
     history: _History | None = None,
+    planned: Planned | None = None,
 ) -> Pair:
     """Judge one pair.
 
     A downstream with an in-process generator is judged by the plan that ``apply()`` would put in
     force; any other by its findings alone, since no adapter is made for it. ``history`` dates the
-    findings; without it they stay undated.
+    findings; without it they stay undated. ``planned`` are findings and plan where they are known.
     """
-    from vllm_compat.drift import find_drifts
     from vllm_compat.errors import IncompatibleError
     from vllm_compat.pair import refuse_unserved
-    from vllm_compat.plan import make_plan, roles_of
     from vllm_compat.report.model import Dating, Judged, Pair, Standing, Verdict
 
-    findings = find_drifts(contract, surface)
-    plan: Plan | None = None
+    findings, plan = planned or _plan(contract, surface, environment)
     refused = ""
     try:
         refuse_unserved(contract, surface)
     except IncompatibleError as error:
         refused = str(error)
-    if roles_of(contract).generator:
-        plan = make_plan(contract, surface, environment)
-    repairs = _repairs(plan, contract, surface, environment, findings) if plan else {}
+    repairs: dict[Finding, tuple[str, ...]] = {}
+    for step in plan.steps if plan else ():
+        for finding in step.findings:
+            repairs[finding] = (*repairs.get(finding, ()), step.adapter)
     dates = history.dates(findings, surface) if history else [Dating() for _ in findings]
     judged = tuple(
         Judged(
@@ -285,6 +286,9 @@ def judge(
         )
         for finding, date in zip(findings, dates, strict=True)
     )
+    if history:
+        changed = history.changed_defaults(findings, dates, surface)
+        judged += tuple(Judged(f, Standing.POSSIBLE, (), date) for f, date in changed)
 
     notes = []
     if not plan:
@@ -310,7 +314,7 @@ def judge(
         notes.append("This vLLM does not say its version; it is judged by its source alone.")
 
     unmet = sum(j.standing is Standing.UNMET for j in judged)
-    possible = sum(j.standing is Standing.POSSIBLE for j in judged)
+    possible = sum(j.standing is Standing.POSSIBLE and not j.finding.home for j in judged)
     if not contract.sites:
         verdict = Verdict.UNKNOWN
         reason = f"{contract.name} does not use vLLM, as far as its source can be followed."
@@ -365,24 +369,15 @@ def _standing(finding: Finding, plan: Plan | None, repaired: bool, date: Dating)
     return Standing.POSSIBLE if excused else Standing.UNMET
 
 
-def _repairs(
-    plan: Plan,
-    contract: Contract,
-    surface: Surface,
-    environment: Environment,
-    findings: tuple[Finding, ...],
-) -> dict[Finding, tuple[str, ...]]:
-    """Return which adapters of a plan repair which findings, as the adapters themselves say."""
-    from vllm_compat.adapters import by_name
-    from vllm_compat.adapters.base import Case
+def _plan(contract: Contract, surface: Surface, environment: Environment) -> Planned:
+    """Return the findings, and the plan that ``apply()`` makes where the downstream has one."""
+    from vllm_compat.drift import find_drifts
+    from vllm_compat.plan import make_plan, roles_of
 
-    case = Case(contract, surface, environment, findings, plan.roles)
-    repairs: dict[Finding, tuple[str, ...]] = {}
-    for name in plan.adapters:
-        need = by_name(name).need(case)
-        for finding in need.findings if need else ():
-            repairs[finding] = (*repairs.get(finding, ()), name)
-    return repairs
+    if not roles_of(contract).generator:
+        return find_drifts(contract, surface), None
+    plan = make_plan(contract, surface, environment)
+    return plan.findings, plan
 
 
 # Downstreams.
@@ -392,8 +387,9 @@ class _Source:
     """One downstream's source, and what is read from it or remembered of it."""
 
     def __init__(self, files: PackageFiles, memory: Memory) -> None:
-        from vllm_compat.contract import contract_of, pack, unpack
+        from vllm_compat.contract import contract_of
         from vllm_compat.memory import stamp
+        from vllm_compat.packing import pack_contract, unpack_contract
 
         self.files = files
         self.memory = memory
@@ -406,7 +402,25 @@ class _Source:
             *map(stamp, files.tree.sources(files.folder)),
         ]
         self.contract: Contract = memory.recall(
-            "contract", self.key, lambda: contract_of(files), pack=pack, unpack=unpack
+            "contract",
+            self.key,
+            lambda: contract_of(files),
+            pack=pack_contract,
+            unpack=unpack_contract,
+        )
+
+    def planned(self, surface: Surface, environment: Environment, *, keep: bool) -> Planned:
+        """Find what does not fit, and plan; ``keep``: or remember both."""
+        from vllm_compat.memory import Memory
+        from vllm_compat.packing import pack_planned, unpack_planned
+
+        memory = self.memory if keep else Memory(None)
+        return memory.recall(
+            "plan",
+            (*self.key, *surface.stamps(), environment) if memory.on else (),
+            lambda: _plan(self.contract, surface, environment),
+            pack=pack_planned,
+            unpack=unpack_planned,
         )
 
     def features(self, transformers: Path) -> tuple[str, ...]:
@@ -542,6 +556,51 @@ class _History:
             look,
             pack=lambda dates: [[d.since, d.fitted_last, d.fits_from] for d in dates],
             unpack=lambda record: [Dating(*dating) for dating in record],
+        )
+
+    def changed_defaults(
+        self, findings: Sequence[Finding], dates: Sequence[Dating], surface: Surface
+    ) -> list[tuple[Finding, Dating]]:
+        """Return which defaults that the downstream relies on changed since it last fitted.
+
+        Nothing where it fits here, where it never fitted, or where a matrix is made.
+        """
+        from vllm_compat.drift import find_drifts
+        from vllm_compat.memory import Memory
+        from vllm_compat.packing import pack_finding, unpack_finding
+        from vllm_compat.report.model import Dating
+
+        pairs = zip(findings, dates, strict=True)
+        fitted = [date.fitted_last for finding, date in pairs if finding.fatal]
+        if self.whole or not fitted or None in fitted:
+            return []
+        order = list(self.releases.versions)
+        at = min(order.index(version) for version in fitted if version)
+        later = [v for v in self.releases.around(surface.version)[0] if order.index(v) > at]
+        calls = dataclasses.replace(self.contract, other_calls=())
+
+        def look() -> list[tuple[Finding, Dating]]:
+            home = self.releases.get(order[at])
+            found = {f.key: f for f in find_drifts(calls, surface, home) if f.home}
+            since = dict.fromkeys(found, surface.version)
+            part = dataclasses.replace(calls, sites=_related(calls, list(found.values())))
+            known: dict[str, set[tuple[str, str, str | None]]] = {}
+            running = set(found)
+            for version in reversed(later):
+                if running and version not in known:
+                    there = self.releases.fresh(version)
+                    keys = {f.key for f in find_drifts(part, there, home)}
+                    known.update(dict.fromkeys(there.alike, keys))
+                running &= known.get(version, set())
+                since.update(dict.fromkeys(running, version))
+            return [(f, Dating(since[key], order[at])) for key, f in found.items()]
+
+        return (self.memory or Memory(None)).recall(
+            "defaults",
+            [surface.version, *surface.stamps(), order[at], self.contract.sites],
+            look,
+            pack=lambda found: [[pack_finding(f), d.since, d.fitted_last] for f, d in found],
+            unpack=lambda record: [(unpack_finding(f), Dating(*dating)) for f, *dating in record],
         )
 
     def _date(self, finding: Finding, since: str, before: Sequence[str], after: Sequence[str]) -> Dating:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm_compat.errors import UsageError
 
@@ -168,51 +168,3 @@ def contract_of(files: PackageFiles) -> Contract:
     from vllm_compat.callsites import read_package
 
     return read_package(files)
-
-
-# As plain lists, for the memory.
-
-
-def pack(contract: Contract) -> dict[str, Any]:
-    """Return a contract as what JSON can hold."""
-    return {
-        "head": [contract.name, contract.version, contract.package, contract.root],
-        "sites": [_pack_site(site) for site in contract.sites],
-        "other_calls": [_pack_site(site) for site in contract.other_calls],
-        "modules": dict(contract.modules),
-    }
-
-
-def unpack(record: dict[str, Any]) -> Contract:
-    """Return the contract that :func:`pack` took apart."""
-    name, version, package, root = record["head"]
-    return Contract(
-        name=name,
-        version=version,
-        package=package,
-        root=root,
-        sites=tuple(map(_unpack_site, record["sites"])),
-        other_calls=tuple(map(_unpack_site, record["other_calls"])),
-        modules={name: tuple(others) for name, others in record["modules"].items()},
-    )
-
-
-_FIELDS = tuple(f.name for f in fields(CallSite))
-_TUPLES = ("positional", "unless", "any_of", "needs")
-
-
-def _pack_site(site: CallSite) -> list[Any]:
-    values = {name: getattr(site, name) for name in _FIELDS}
-    values["kind"] = site.kind.value
-    values["uses"] = [[use.how, use.detail] for use in site.uses]
-    return list(values.values())
-
-
-def _unpack_site(values: list[Any]) -> CallSite:
-    named = dict(zip(_FIELDS, values, strict=True))
-    named["kind"] = SiteKind(named["kind"])
-    named["uses"] = tuple(Use(how, detail) for how, detail in named["uses"])
-    named["keywords"] = tuple((name, text) for name, text in named["keywords"])
-    for name in _TUPLES:
-        named[name] = tuple(named[name])
-    return CallSite(**named)

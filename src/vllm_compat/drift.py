@@ -48,8 +48,8 @@ class Finding:
     statement that was read, ``detail`` one sentence for people, ``moved_to`` the new dotted name of
     a moved one, ``renamed_to`` the new name of a renamed parameter. ``fatal`` says that the call
     site is sure to fail or to give wrong data; otherwise it depends on the run. ``since`` is the
-    first recorded release with the finding (see :func:`since`), ``home`` whether it was found by
-    comparison with the release that the downstream was written for.
+    first recorded release with the finding (see :func:`since`), ``home`` the release that the
+    downstream fits, where only comparison with it shows the finding.
     """
 
     kind: FindingKind
@@ -62,7 +62,7 @@ class Finding:
     renamed_to: str | None = None
     fatal: bool = True
     since: str | None = None
-    home: bool = False
+    home: str | None = None
 
     @property
     def key(self) -> tuple[str, str, str | None]:
@@ -295,9 +295,16 @@ class _Finder:
         if new is not None:
             self.moved[imported] = new
         whole = self.is_module_import(imported)
+        if whole:
+            new = self.moved_module(imported)
+            if new is not None:
+                self.moved[imported] = new
         if whole or any(not self.surface.has_module(p) for p in prefixes(parent)):
-            where = f" {name} is in {new.rpartition('.')[0]} here." if new else ""
             module = imported if whole else parent
+            where = ""
+            if new:
+                what = "What is used of it" if whole else name
+                where = f" {what} is in {new if whole else new.rpartition('.')[0]} here."
             self.add(
                 Finding(
                     FindingKind.MODULE_MISSING,
@@ -352,6 +359,22 @@ class _Finder:
             if known is not None:
                 return known.kind is SymbolKind.MODULE
         return any(s.is_module and s.symbol == symbol for s in self.contract.sites)
+
+    def moved_module(self, symbol: str) -> str | None:
+        """Return the one module that defines all that the downstream uses of a missing module."""
+        start = len(symbol) + 1
+        used = {
+            re.split(r"\W", s.symbol[start:], maxsplit=1)[0]
+            for s in self.contract.sites
+            if s.symbol.startswith(symbol + ".")
+        }
+        places = [
+            {path.rpartition(".")[0] for path in self.surface.find(name)} - {symbol} for name in used
+        ]
+        common = set.intersection(*places) if places else set()
+        shared = {module: shared_prefix(symbol, module) for module in common}
+        best = [module for module, n in shared.items() if n == max(shared.values())]
+        return best[0] if len(best) == 1 else None
 
     def find_moved(self, symbol: str) -> str | None:
         """Return the one other place that defines a name which fits the downstream's use of it."""
@@ -467,13 +490,19 @@ class _Finder:
                     problem.name,
                     (site,),
                     render(signature),
-                    problem.detail,
+                    self.told(problem),
                     renamed_to=problem.renamed_to,
                     fatal=problem.fatal and certain,
-                    home=problem.home,
+                    home=self.home.version if self.home is not None and problem.home else None,
                 )
             )
         self.result(site, signature)
+
+    def told(self, problem: Problem) -> str:
+        """Return a problem's sentence, with the release that a behaviour is compared with."""
+        if problem.kind is not FindingKind.BEHAVIOUR or self.home is None:
+            return problem.detail
+        return f"{problem.detail} on {self.home.version}."
 
     def result(self, site: CallSite, signature: Signature) -> None:
         """Compare what comes back with what the downstream does with it."""
@@ -798,8 +827,8 @@ def _defaults(site: CallSite, signature: Signature, before: Signature) -> Iterat
             yield Problem(
                 FindingKind.BEHAVIOUR,
                 parameter.name,
-                f"{_last(site.symbol)}'s {parameter.name} is {parameter.default} by default here, "
-                f"and was {old.default} where the downstream was written.",
+                f"{_last(site.symbol)}'s {parameter.name}, which the downstream leaves to its default, "
+                f"is {parameter.default} here and was {old.default}",
                 fatal=False,
                 home=True,
             )

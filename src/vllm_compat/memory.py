@@ -63,11 +63,17 @@ class Memory:
         """Our own source and records, the interpreter's version: what answers also depend on."""
         root = Path(__file__).parent
         parts: list[object] = [sys.version]
-        for folder in (root, root / "surface", root / "adapters", root / "data"):
+        rooms = ("", "surface", "adapters", "data", "data/surfaces")
+        for folder in (root / room for room in rooms):
             with os.scandir(folder) as found:
-                names = sorted(e.name for e in found if e.name.endswith((".py", ".json")))
+                names = sorted(e.name for e in found if e.name.endswith((".py", ".json", ".xz")))
             parts += [stamp(folder / name) for name in names]
         return repr(parts)
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept."""
+        return self._usable
 
     @cached_property
     def _usable(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from vllm_compat.adapters.base import Case, Roles
 from vllm_compat.contract import Contract
@@ -21,13 +21,30 @@ _NOT_FATAL = frozenset({FindingKind.BEHAVIOUR}) | _GUARDED
 
 @dataclass(frozen=True)
 class Step:
-    """One adapter of a plan: its name, why it is there, where it is in force."""
+    """One adapter of a plan: its name, why it is there, where it is in force.
+
+    ``derived``: it follows from the surface alone. ``findings`` are those that it repairs; they do
+    not cross into other processes.
+    """
 
     adapter: str
     reason: str
     processes: tuple[str, ...]
     sites: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    derived: bool = False
+    findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
+
+    def as_record(self) -> dict[str, object]:
+        """Return what processes must agree on."""
+        return {
+            "adapter": self.adapter,
+            "reason": self.reason,
+            "processes": list(self.processes),
+            "sites": list(self.sites),
+            "targets": list(self.targets),
+            "derived": self.derived,
+        }
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,8 @@ class Plan:
 
     The part that crosses into other processes is text (:meth:`dumps`); ``digest`` names it, so that
     ranks can be compared. ``guarded`` are the vLLM symbols whose call sites fit only for some of
-    the values that may come, so that a guard looks at each value.
+    the values that may come, so that a guard looks at each value. ``findings`` are all that were
+    found, in the process that made the plan.
     """
 
     downstream: str
@@ -48,6 +66,7 @@ class Plan:
     unmet: tuple[Finding, ...] = ()
     guarded: tuple[str, ...] = ()
     switched_off: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -74,7 +93,7 @@ class Plan:
             "vllm": self.vllm,
             "roles": asdict(self.roles),
             "environment": asdict(self.environment),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [step.as_record() for step in self.steps],
             "guarded": list(self.guarded),
             "switched_off": list(self.switched_off),
         }
@@ -131,6 +150,7 @@ def loads(text: str) -> Plan:
                     tuple(s["processes"]),
                     tuple(s["sites"]),
                     tuple(s["targets"]),
+                    bool(s["derived"]),
                 )
                 for s in record["steps"]
             ),
@@ -199,6 +219,8 @@ def make_plan(
                 tuple(sorted(adapter.processes)),
                 tuple(dict.fromkeys(s.where for f in need.findings for s in f.sites)),
                 need.targets,
+                adapter.derived,
+                need.findings,
             )
         )
     open_findings = [f for f in findings if f not in repaired]
@@ -214,4 +236,5 @@ def make_plan(
         unmet=unmet,
         guarded=tuple(guarded),
         switched_off=tuple(sorted(switched_off)),
+        findings=findings,
     )

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from tests.downstreams import VERSIONS, wheel
 
 import vllm_compat
+from vllm_compat.adapters import by_name
 from vllm_compat.check import check
 from vllm_compat.contract import SiteKind
 from vllm_compat.drift import Finding, FindingKind
@@ -102,10 +103,34 @@ def test_a_pair_in_full_has_each_finding_with_place_date_and_repair(name: str, f
         assert judged.finding.sites[0].file in shown
         for part in (*judged.adapters, words.dated(judged)):
             assert part in shown
-        if not judged.adapters:
+        if not judged.adapters and not judged.finding.home:
             assert words.STANDINGS[judged.standing] in shown
     for name_ in pair.plan.adapters if pair.plan else ():
         assert name_ in shown
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_derived_repairs_are_labelled(form: str) -> None:
+    shown = render(report("repaired"), form).replace("`", "")
+    assert "request.eos_token_id (derived)" in shown
+    assert "worker.capture (derived)" not in shown
+
+
+def test_derived_repairs_are_told_in_json() -> None:
+    (pair,) = json.loads(render(report("repaired"), "json"))["pairs"]
+    derived = {step["adapter"] for step in pair["plan"]["steps"] if step["derived"]}
+    named = {step["adapter"] for step in pair["plan"]["steps"]}
+    assert derived == {name for name in named if by_name(name).derived}
+    for finding in pair["findings"]:
+        assert finding["derived"] is bool(derived & set(finding["adapters"]))
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_changed_defaults_stand_by_themselves(form: str) -> None:
+    shown = " ".join(render(report("guarded"), form).split())
+    assert "defaults that the downstream relies on have changed since 0.16.0" in shown
+    assert "is True here and was False on 0.16.0. Since 0.18.0 (0.16.0 fits)." in shown
+
 
 
 @pytest.mark.parametrize("form", ["text", "markdown"])

@@ -27,9 +27,13 @@ def render(report: Report) -> str:
         level = _VERDICTS.get(pair.verdict, "notice")
         lines.append((level, _command(level, f"{pair.verdict.value}. {pair.reason}", pair.title)))
     for pair in report.pairs:
-        lines += [(_LEVELS[j.standing], _annotation(pair, j)) for j in pair.findings]
+        lines += [(_level(j), _annotation(pair, j)) for j in pair.findings]
     order = ("error", "warning", "notice")
     return "".join(f"{text}\n" for _, text in sorted(lines, key=lambda item: order.index(item[0])))
+
+
+def _level(judged: Judged) -> str:
+    return "notice" if judged.finding.home else _LEVELS[judged.standing]
 
 
 def _annotation(pair: Pair, judged: Judged) -> str:
@@ -38,7 +42,7 @@ def _annotation(pair: Pair, judged: Judged) -> str:
     title = f"{pair.title}: {finding.kind.value}"
     site = finding.sites[0] if finding.sites else None
     place = {"file": _place(pair, site.file), "line": str(site.line)} if site else {}
-    return _command(_LEVELS[judged.standing], message, title, **place)
+    return _command(_level(judged), message, title, **place)
 
 
 def _sentences(judged: Judged) -> Iterator[str]:

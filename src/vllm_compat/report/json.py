@@ -76,6 +76,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
                     "processes": list(step.processes),
                     "sites": list(step.sites),
                     "targets": list(step.targets),
+                    "derived": step.derived,
                 }
                 for step in plan.steps
             ],
@@ -85,6 +86,8 @@ def _pair(pair: Pair) -> dict[str, Any]:
 
 
 def _finding(judged: Judged) -> dict[str, Any]:
+    from vllm_compat.adapters import by_name
+
     finding, dating = judged.finding, judged.dating
     return {
         "kind": finding.kind.value,
@@ -94,8 +97,10 @@ def _finding(judged: Judged) -> dict[str, Any]:
         "seen": finding.seen,
         "moved_to": finding.moved_to,
         "renamed_to": finding.renamed_to,
+        "home": finding.home,
         "standing": judged.standing.value,
         "adapters": list(judged.adapters),
+        "derived": any(by_name(name).derived for name in judged.adapters),
         "since": dating.since,
         "fitted_last": dating.fitted_last,
         "fits_from": dating.fits_from,

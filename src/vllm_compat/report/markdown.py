@@ -24,6 +24,10 @@ def _code(text: str) -> str:
     return f"{fence}{text.replace('|', chr(92) + '|')}{fence}" if text else ""
 
 
+def _adapter(name: str) -> str:
+    return _code(name) + words.labelled(name).removeprefix(name)
+
+
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -54,7 +58,8 @@ def _pair(pair: Pair) -> Iterator[str]:
             *(("note", _text(note)) for note in pair.notes),
         ),
     )
-    if pair.findings:
+    findings = [judged for judged in pair.findings if not judged.finding.home]
+    if findings:
         yield ""
         yield "### Findings"
         yield ""
@@ -66,12 +71,17 @@ def _pair(pair: Pair) -> Iterator[str]:
                     f"**{judged.finding.kind.value}**: {_text(judged.finding.detail)}",
                     _code(words.abridged(judged.finding, 200)),
                     _text(words.dated(judged)),
-                    ", ".join(map(_code, judged.adapters)) or _text(words.repair(judged)),
+                    ", ".join(map(_adapter, judged.adapters)) or _text(words.repair(judged)),
                     _text(" ".join(words.changes(judged))),
                 )
-                for judged in pair.findings
+                for judged in findings
             ),
         )
+    if pair.changed_defaults:
+        yield ""
+        yield f"### {words.defaults_title(pair.changed_defaults)}"
+        yield ""
+        yield from (f"- {_text(words.changed_default(j))}" for j in pair.changed_defaults)
     if pair.plan and pair.plan.steps:
         yield ""
         yield f"### {words.adapters_title(pair)}"
@@ -79,7 +89,7 @@ def _pair(pair: Pair) -> Iterator[str]:
         yield from _table(
             ("adapter", "why", "in force in"),
             (
-                (_code(step.adapter), _text(step.reason), ", ".join(step.processes))
+                (_adapter(step.adapter), _text(step.reason), ", ".join(step.processes))
                 for step in pair.plan.steps
             ),
         )

@@ -106,8 +106,13 @@ class Pair:
         return f"{self.downstream} on vLLM {self.surface.version}"
 
     def standing(self, *standings: Standing) -> tuple[Judged, ...]:
-        """Return the findings of these standings."""
-        return tuple(j for j in self.findings if j.standing in standings)
+        """Return the findings of these standings, changed defaults aside."""
+        return tuple(j for j in self.findings if j.standing in standings and not j.finding.home)
+
+    @property
+    def changed_defaults(self) -> tuple[Judged, ...]:
+        """The findings that only a comparison with a release that fits shows."""
+        return tuple(j for j in self.findings if j.finding.home)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -56,7 +57,7 @@ def _pair(pair: Pair, console: Console) -> None:
     for note in pair.notes:
         facts.add_row("note", Text(note, style="yellow"))
     console.print(facts)
-    if pair.findings:
+    if len(pair.findings) > len(pair.changed_defaults):
         table = _table("finding", "since", "repair")
         table.columns[0].ratio, table.columns[2].ratio = 3, 1
         table.columns[1].no_wrap = True
@@ -65,11 +66,17 @@ def _pair(pair: Pair, console: Console) -> None:
             for judged in pair.standing(standing):
                 table.add_row(*_finding(judged))
         console.print(table)
+    if pair.changed_defaults:
+        console.print(Text(words.defaults_title(pair.changed_defaults), style="bold"))
+        for judged in pair.changed_defaults:
+            console.print(Padding(Text(words.changed_default(judged)), (0, 0, 0, 2)))
+        console.print()
     if pair.plan and pair.plan.steps:
         console.print(Text(words.adapters_title(pair), style="bold"))
         table = _table("adapter", "why", "in")
         for step in pair.plan.steps:
-            table.add_row(Text(step.adapter, style="bold"), Text(step.reason), ", ".join(step.processes))
+            name = Text(words.labelled(step.adapter), style="bold")
+            table.add_row(name, Text(step.reason), ", ".join(step.processes))
         console.print(table)
 
 

@@ -43,24 +43,31 @@ def _pair(pair: Pair) -> Iterator[str]:
     yield from _field("environment", words.environment(pair))
     for note in pair.notes:
         yield from _field("note", note)
-    if pair.findings:
+    number = len(pair.findings) - len(pair.changed_defaults)
+    if number:
         counted = (
             f"{len(found)} {standing.value}"
             for standing in Standing
             if (found := pair.standing(standing))
         )
         yield ""
-        yield f"{words.count(len(pair.findings), 'finding')}: {', '.join(counted)}"
+        yield f"{words.count(number, 'finding')}: {', '.join(counted)}"
         for standing in reversed(Standing):
             for judged in pair.standing(standing):
                 yield ""
                 yield from _finding(judged)
+    if pair.changed_defaults:
+        yield ""
+        yield from _wrap(words.defaults_title(pair.changed_defaults), "", "  ")
+        yield ""
+        for judged in pair.changed_defaults:
+            yield from _wrap(words.changed_default(judged), "  ", "    ")
     if pair.plan and pair.plan.steps:
         yield ""
         yield words.adapters_title(pair)
         yield ""
         for step in pair.plan.steps:
-            yield from _wrap(f"{step.adapter}: {step.reason}.", "  ", "    ")
+            yield from _wrap(f"{words.labelled(step.adapter)}: {step.reason}.", "  ", "    ")
     for tool, lines in words.install_lines(pair).items():
         yield ""
         yield f"install this pair with {tool}:"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vllm_compat.contract import CallSite
 from vllm_compat.drift import Finding, FindingKind
@@ -32,7 +32,29 @@ def repair(judged: Judged) -> str:
     """Say which adapters repair a finding, or plainly that none does."""
     if judged.standing is Standing.POSSIBLE and judged.dating.fits_nowhere:
         return "no adapter; it fits no release, so the downstream may see to it itself"
-    return ", ".join(judged.adapters) or STANDINGS[judged.standing]
+    return ", ".join(map(labelled, judged.adapters)) or STANDINGS[judged.standing]
+
+
+def labelled(adapter: str) -> str:
+    """Return an adapter's name, with a label where it follows from the surface by itself."""
+    from vllm_compat.adapters import by_name
+
+    return f"{adapter} (derived)" if by_name(adapter).derived else adapter
+
+
+def defaults_title(changed: Sequence[Judged]) -> str:
+    """Return the title of the defaults that have changed."""
+    verb = "has" if len(changed) == 1 else "have"
+    return (
+        f"{count(len(changed), 'default')} that the downstream relies on {verb} changed since"
+        f" {changed[0].finding.home}, the last release that fits"
+    )
+
+
+def changed_default(judged: Judged) -> str:
+    """Return what a changed default is now, what it was, and since when."""
+    finding = judged.finding
+    return f"{finding.detail} Since {dated(judged)}. {sites(finding)}"
 
 
 def dated(judged: Judged) -> str:

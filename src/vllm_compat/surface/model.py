@@ -116,6 +116,10 @@ class Surface:
     distribution: str
     origin: str
 
+    def stamps(self) -> tuple[object, ...]:
+        """Return what changes when the source does that the surface is read from."""
+        return (self.version, self.origin)
+
     def has_module(self, name: str) -> bool:
         """Whether the module exists."""
         raise NotImplementedError

@@ -148,6 +148,22 @@ class SourceSurface(StaticSurface):
             if name.encode() in text:
                 yield from (f"{module}.{m.decode()}" for m in pattern.findall(text))
 
+    def stamps(self) -> tuple[object, ...]:
+        """Return the stamps of all files that answers may depend on, as they are when first asked."""
+        return self._stamps
+
+    @cached_property
+    def _stamps(self) -> tuple[object, ...]:
+        from vllm_compat.memory import stamp
+
+        tree, files = self.files.tree, self.files
+        told = (self.version, self.distribution, self.origin, files.folder)
+        if not isinstance(tree, FolderTree):
+            return (*told, *map(stamp, tree.sources(files.folder)))
+        kept = (path for path in tree.files(files.folder) if path.endswith((".py", ".so", ".pyd")))
+        paths = (f"{tree.root}/{path}" for path in (f"{files.folder}/../setup.py", *kept))
+        return (*told, *map(stamp, paths))
+
     def digest(self) -> str:
         """Return the SHA-256 of the file, or of a folder's source."""
         return self.files.tree.digest()
