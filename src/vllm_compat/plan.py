@@ -23,8 +23,7 @@ _NOT_FATAL = frozenset({FindingKind.BEHAVIOUR}) | _GUARDED
 class Step:
     """One adapter of a plan: its name, why it is there, where it is in force.
 
-    ``derived``: it follows from the surface alone. ``findings`` are those that it repairs; they do
-    not cross into other processes.
+    ``findings`` are those that it repairs; they do not cross into other processes.
     """
 
     adapter: str
@@ -32,8 +31,14 @@ class Step:
     processes: tuple[str, ...]
     sites: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    derived: bool = False
     findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def derived(self) -> bool:
+        """Whether the adapter follows from the surface alone, for any release."""
+        from vllm_compat.adapters import by_name
+
+        return by_name(self.adapter).derived
 
     def as_record(self) -> dict[str, object]:
         """Return what processes must agree on."""
@@ -43,7 +48,6 @@ class Step:
             "processes": list(self.processes),
             "sites": list(self.sites),
             "targets": list(self.targets),
-            "derived": self.derived,
         }
 
 
@@ -150,7 +154,6 @@ def loads(text: str) -> Plan:
                     tuple(s["processes"]),
                     tuple(s["sites"]),
                     tuple(s["targets"]),
-                    bool(s["derived"]),
                 )
                 for s in record["steps"]
             ),
@@ -219,7 +222,6 @@ def make_plan(
                 tuple(sorted(adapter.processes)),
                 tuple(dict.fromkeys(s.where for f in need.findings for s in f.sites)),
                 need.targets,
-                adapter.derived,
                 need.findings,
             )
         )
