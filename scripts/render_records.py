@@ -195,7 +195,7 @@ def family_entry(cell: dict[str, Any], where: str, notes: list[str]) -> str:
 
 def every_release() -> list[str]:
     """Return the table of the matrix: each vLLM release with each speculators release."""
-    from vllm_compat.lab.matrix import Outcome, read_records, release_of, summary_table
+    from vllm_compat.lab.matrix_report import Outcome, read_records, release_of, summary_table
 
     cells = read_records(RECORDS / "matrix")
     parts = [

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from vllm_compat.lab import environments
-from vllm_compat.lab.matrix import SPECULATORS, Matrix, Options, known_releases, release_of
+from vllm_compat.lab.matrix import SPECULATORS, Matrix, Options, known_releases
+from vllm_compat.lab.matrix_report import release_of
 
 Run = Callable[..., list[dict[str, Any]]]
 

@@ -12,9 +12,10 @@ import pytest
 
 from vllm_compat import cli
 from vllm_compat.errors import UsageError
-from vllm_compat.lab import environments, matrix
+from vllm_compat.lab import environments, matrix, matrix_report
 from vllm_compat.lab.environments import EnvironmentPaths
-from vllm_compat.lab.matrix import Cell, Matrix, Options, Outcome
+from vllm_compat.lab.matrix import Cell, Matrix, Options
+from vllm_compat.lab.matrix_report import Outcome
 from vllm_compat.lab.overlay import make_overlay
 
 # A stand-in for the lab's modules inside an environment: what it writes is set by FAKE_CELLS.
@@ -129,7 +130,7 @@ def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:
     assert record["plain"]["outcome"] == "right"
     assert record["error"] == "ValueError: in ROOT/x"
     assert record["log"] == ["the log of cell", "  a line"]
-    assert not matrix.as_expected(record)
+    assert not matrix_report.as_expected(record)
     assert lab.ran() == ["cell llama", "plain llama"]
     lab.cells(cell__llama__1=RIGHT)
     assert lab.run()[0]["outcome"] == "right"
@@ -153,7 +154,7 @@ def test_a_refusal_in_words_is_no_failure(lab: Lab) -> None:
     lab.cells(cell__llama__1={"outcome": "failed", "error": "IncompatibleError: too old"})
     (record,) = lab.run()
     assert record["outcome"] == Outcome.REFUSED
-    assert matrix.as_expected(record)
+    assert matrix_report.as_expected(record)
     assert lab.ran() == ["cell llama"]
 
 
@@ -163,9 +164,9 @@ def test_ablation_runs_each_adapter_off_and_expects_a_failure(lab: Lab) -> None:
     _, off = lab.run(ablate=True)
     assert off["without"] == ["worker.capture"]
     assert off["outcome"] == Outcome.FAILED
-    assert matrix.as_expected(off)
+    assert matrix_report.as_expected(off)
     assert "plain" not in off
-    assert not matrix.as_expected(off | {"outcome": "right"})
+    assert not matrix_report.as_expected(off | {"outcome": "right"})
 
 
 def test_a_cell_that_hangs_or_leaves_nothing_is_a_failure(lab: Lab) -> None:
@@ -231,12 +232,12 @@ def test_reports_say_what_failed(lab: Lab) -> None:
         cell__llama__1=RIGHT, cell__deepseek_v3__1=WRONG, plain__deepseek_v3__1={"outcome": "right"}
     )
     records = lab.run(models=("llama", "deepseek_v3"))
-    table = matrix.report(records, "markdown")
+    table = matrix_report.report(records, "markdown")
     assert "| 0.16.0 | llama × 1: 1.0e-06<br>deepseek_v3 × 1: **failed** |" in table
-    suite = ElementTree.fromstring(matrix.report(records, "junit"))
+    suite = ElementTree.fromstring(matrix_report.report(records, "junit"))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    assert "2 cells, 1 not as expected" in matrix.report(records, "text")
-    assert matrix.read_records(lab.out) == sorted(records, key=lambda r: r["cell"])
+    assert "2 cells, 1 not as expected" in matrix_report.report(records, "text")
+    assert matrix_report.read_records(lab.out) == sorted(records, key=lambda r: r["cell"])
 
 
 def test_an_overlay_has_its_own_sources_and_the_builds_kernels(tmp_path: Path, lab: Lab) -> None:

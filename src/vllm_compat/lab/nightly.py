@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.lab import environments, matrix
+from vllm_compat.lab.matrix_report import Outcome, summary_table
 
 if TYPE_CHECKING:
     from vllm_compat.report.model import Report
@@ -92,7 +93,7 @@ def look(
             records = matrix.Matrix(options, tell).run()
         for record in records:
             # An overlay over old kernels: what vLLM alone cannot run is noted, and no finding.
-            if record["outcome"] in (matrix.Outcome.FAILED, matrix.Outcome.REFUSED):
+            if record["outcome"] in (Outcome.FAILED, Outcome.REFUSED):
                 key = f"speculators {record['versions']['speculators']}: run: {record['model']}"
                 troubles[key] = f"{record['outcome']}: {record.get('error')}"
     new = tuple(key for key in troubles if key not in old.get("troubles", {}))
@@ -138,7 +139,7 @@ def summary(night: Night) -> str:
     lines += [f"- {pair.downstream}: {pair.verdict.value}" for pair in night.report.pairs]
     if night.records:
         lines += ["", "## Run: its sources over the kernels of the newest CPU build", ""]
-        lines += matrix.summary_table(night.records)
+        lines += summary_table(night.records)
     lines += ["", "## What does not fit", ""]
     lines += [
         f"- {'**new** ' if key in night.new else ''}{key}: {text}"
