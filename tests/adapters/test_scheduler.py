@@ -503,3 +503,44 @@ def test_the_block_size_is_the_one_that_the_cache_has(
         **given,
     )
     assert scheduler.block_size == size
+
+
+@pytest.mark.parametrize(
+    ("groups", "extension", "expected"),
+    [
+        (2, EXTENSION, {"block_size": 96, "hash_block_size": 32}),
+        (1, EXTENSION, {"block_size": 32}),
+        (2, "another.Extension", {"block_size": 16}),
+    ],
+)
+def test_with_several_groups_of_layers_the_engine_core_resolves_the_block_sizes(
+    fake_modules: Callable[..., None],
+    make_case: MakeCase,
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: int,
+    extension: str,
+    expected: dict[str, int],
+) -> None:
+    fake_modules("vllm")
+    module = importlib.import_module("vllm.v1.core.sched.scheduler")
+    core = importlib.import_module("vllm.v1.engine.core")
+    resolve = lambda planned, config: (96, 32)  # noqa: E731
+    monkeypatch.setattr(core, "resolve_kv_cache_block_sizes", resolve, raising=False)
+    given: list[dict[str, int]] = []
+
+    def init(self: Any, *, block_size: int, hash_block_size: int | None = None, **_: Any) -> None:
+        sizes = {"block_size": block_size, "hash_block_size": hash_block_size}
+        given.append({name: size for name, size in sizes.items() if size is not None})
+
+    monkeypatch.setattr(module.Scheduler, "__init__", init)
+    install("scheduler.block_size", make_case())
+    module.Scheduler(
+        vllm_config=SimpleNamespace(
+            parallel_config=SimpleNamespace(worker_extension_cls=extension),
+            cache_config=SimpleNamespace(block_size=32),
+        ),
+        kv_cache_config=SimpleNamespace(kv_cache_groups=[object()] * groups),
+        block_size=16,
+    )
+    assert given == [expected]

@@ -22,7 +22,7 @@ Cell = Callable[..., dict[str, Any]]
         ("command_r", "0.4.0.1", 2, ()),  # a pair whose first tensor is the whole stream
         ("falcon", "0.4.0.1", 1, ()),  # one tensor; the list of layers is called h
         ("gemma2", "0.4.0.1", 2, ()),  # embedding scale, windows on every other layer
-        ("qwen3", "0.4.0.1", 1, ("--capture", "auxiliary", "--canary")),
+        ("qwen3", "0.4.0.1", 1, ("--capture", "auxiliary", "--canary", "--layer-ids", "0,1,2")),
     ],
 )
 def test_rows_are_right(

@@ -34,11 +34,14 @@ class BlockSize(Adapter):
         " by the attention backends, not by the configuration as first given."
     )
     relies = "0.3.0 builds Scheduler without it, 0.4.x with a constant 16."
-    does = "Gives the size that the planned cache has, which is what the engine core gives."
+    does = (
+        "Gives the size that the planned cache has, or what this release's engine core, asked for it,"
+        " resolves for several groups of layers (hybrid models)."
+    )
     until = "the downstream takes the size from the cache configuration."
     shown_by = (
         "llama, speculators 0.3.0, vLLM 0.16.0: missing argument block_size; speculators 0.4.0.1,"
-        " vLLM 0.32.0: the scheduler's blocks are not the cache's"
+        " vLLM 0.32.0: the scheduler's blocks are not the cache's; granite_hybrid, ditto: AssertionError"
     )
 
     def need(self, case: Case) -> Need | None:
@@ -59,11 +62,23 @@ class BlockSize(Adapter):
             config = kwargs.get("vllm_config")
             if config is not None and belongs(config, package):
                 kwargs["block_size"] = config.cache_config.block_size
+                kwargs.update(_resolved(kwargs.get("kv_cache_config"), config))
             return wrapped(*args, **kwargs)
 
         transaction.wrap(
             "vllm.v1.core.sched.scheduler:Scheduler.__init__", supply, confirm=takes("block_size")
         )
+
+
+def _resolved(kv_cache_config: Any, vllm_config: Any) -> dict[str, int]:
+    """Return the block sizes of scheduler and hashes as the engine core resolves them, if it does."""
+    from vllm.v1.engine import core
+
+    resolve = vars(core).get("resolve_kv_cache_block_sizes")
+    if resolve is None or len(getattr(kv_cache_config, "kv_cache_groups", ())) < 2:
+        return {}
+    block_size, hash_block_size = resolve(kv_cache_config, vllm_config)
+    return {"block_size": block_size, "hash_block_size": hash_block_size}
 
 
 @dataclass

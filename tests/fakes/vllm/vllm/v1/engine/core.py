@@ -1,0 +1,1 @@
+"""FAKE engine core: a release that resolves no block sizes itself."""
