@@ -174,6 +174,42 @@ def _set_up_record(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_record)
 
 
+def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
+    _add_run_arguments(parser)
+    parser.add_argument(
+        "--device-capability", metavar="X.Y", help="ask about a device that need not be here: 12.0"
+    )
+    parser.add_argument("--device-memory", metavar="SIZE", help="memory of one device: 96GiB")
+    parser.add_argument("--samples", type=int, metavar="N", help="how many samples will be saved")
+    parser.add_argument("--output-dir", metavar="DIR", help="where they will be saved")
+    parser.add_argument(
+        "--read-speed", metavar="SIZE", help="of the disk with the weights, a second: 3GiB (measured)"
+    )
+    parser.add_argument(
+        "--static", action="store_true", help="leave out what has to be asked from vLLM"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(command=_preflight)
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the model and the options of stock's offline script, under its names."""
+    parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
+    parser.add_argument(
+        "--layer-ids", nargs="+", type=int, metavar="K", help="in-process ids (stock's own choice)"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size", "--tp-size", "--devices", dest="devices", type=int, default=1,
+        metavar="N",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-model-len", "--max-seq-len", "--seq-length", dest="length", type=int, default=2048,
+        metavar="N",
+    )  # fmt: skip
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.8, metavar="F")
+
+
 def _set_up_layers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
     parser.add_argument(
@@ -232,6 +268,7 @@ def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("say what will work, before anything loads", _set_up_check),
     "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
+    "preflight": ("say what a run will meet, without weights or a GPU", _set_up_preflight),
     "status": ("say what a run is doing", _set_up_status),
     "layers": ("show a model's layer ids in every numbering", _set_up_layers),
     "verify": ("check a folder of extracted hidden states", _set_up_verify),
@@ -282,6 +319,32 @@ def _status(options: argparse.Namespace) -> int:
     text, status = render(record, time.time())
     print(json.dumps(record, indent=1) if options.json else text)
     return status
+
+
+def _preflight(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from vllm_compat.preflight import Options, parse_capability, parse_size, preflight, render
+
+    capability, memory = options.device_capability, options.device_memory
+    report = preflight(
+        Options(
+            model=options.model,
+            layer_ids=tuple(options.layer_ids) if options.layer_ids else None,
+            devices=options.devices,
+            max_model_len=options.length,
+            batch_size=options.batch_size,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            capability=parse_capability(capability) if capability else None,
+            device_memory=parse_size(memory) if memory else None,
+            samples=options.samples,
+            output_dir=Path(options.output_dir) if options.output_dir else None,
+            read_speed=parse_size(options.read_speed) if options.read_speed else None,
+        ),
+        ask=not options.static,
+    )
+    print(render(report, "json" if options.json else "text"))
+    return report.exit_status
 
 
 def _adapters(options: argparse.Namespace) -> int:

@@ -141,11 +141,7 @@ def read_config(
     Raises:
         UsageError: There is none, or it is no JSON object.
     """
-    path = Path(model)
-    if path.is_dir():
-        path = path / "config.json"
-    elif not path.is_file():
-        path = _cached(str(model), environ)
+    path = config_path(model, environ)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -155,6 +151,18 @@ def read_config(
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no configuration, which is a JSON object.")
     return config
+
+
+def config_path(model: str | Path, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of a model's configuration: in its folder, itself, or in the hub cache.
+
+    Raises:
+        UsageError: The name is no file, no folder and not in the cache.
+    """
+    path = Path(model)
+    if path.is_dir():
+        return path / "config.json"
+    return path if path.is_file() else _cached(str(model), environ)
 
 
 def _cached(model: str, environ: Mapping[str, str]) -> Path:
