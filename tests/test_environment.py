@@ -12,9 +12,13 @@ import pytest
 from vllm_compat.environment import (
     TORCH_FOR_TYPING,
     Environment,
+    Preprocessing,
+    Trainer,
     missing_names,
+    preprocessing_of,
     read_environment,
     read_features,
+    trainer_of,
 )
 
 
@@ -130,3 +134,42 @@ def test_a_transformers_of_another_make_is_no_failure(tmp_path: Path) -> None:
 def test_without_transformers_there_is_nothing_to_be_seen(tmp_path: Path) -> None:
     down, _ = packages(tmp_path, "", one="from transformers.gone import A\n")
     assert read_features(down, None) == ()
+
+
+MAPS = """
+from down.train import save_token_frequency_distribution as save
+def encode(tokenizer, text):
+    return tokenizer(text, return_offsets_mapping=True)
+def build(dataset, tokenizer):
+    return dataset.map(lambda rows: encode(tokenizer, rows))
+def other(dataset, tokenizer):
+    return dataset
+"""
+DRAFT = """
+class Draft:
+    def setup(self, path):
+        self.config = AutoConfig.from_pretrained(path)
+        load_model_layers(["model.embed_tokens.weight"], path)
+"""
+
+
+def test_where_conversations_become_samples_is_read_from_source(tmp_path: Path) -> None:
+    down, _ = packages(tmp_path, "", prepare=MAPS)
+    environment = Environment("3.11", (), "cpu", features=read_features(down, None))
+    assert preprocessing_of(environment) == Preprocessing(
+        "down/prepare.py:4", "down.prepare:build", "down.prepare:save"
+    )
+
+
+def test_where_a_draft_is_made_is_read_from_source_with_what_it_does_not_know(tmp_path: Path) -> None:
+    down, _ = packages(tmp_path, "", core=DRAFT)
+    environment = Environment("3.11", (), "cpu", features=read_features(down, None))
+    assert trainer_of(environment) == Trainer(
+        "down/core.py:4", "down.core:Draft", "setup", ("text_config", "prefix", "norm")
+    )
+
+
+def test_a_downstream_without_them_has_neither(tmp_path: Path) -> None:
+    down, _ = packages(tmp_path, "", one="x = 1\n")
+    environment = Environment("3.11", (), "cpu", features=read_features(down, None))
+    assert preprocessing_of(environment) is trainer_of(environment) is None

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from vllm_compat.adapters import by_name, registry
 from vllm_compat.adapters.base import Case, Roles
 from vllm_compat.contract import Contract, read_contract
-from vllm_compat.environment import Environment
+from vllm_compat.environment import Environment, read_features
 from vllm_compat.errors import IncompatibleError, UsageError
 from vllm_compat.patching import Transaction
 from vllm_compat.plan import Plan, Step, loads, make_plan, roles_of
@@ -209,9 +209,9 @@ def fake_contract(version: str) -> Contract:
 @cache
 def recorded_plan(version: str, release: str, device: str) -> Plan:
     """Plan a FAKE downstream on a recorded release of the real vLLM."""
-    return make_plan(
-        fake_contract(version), RecordedSurface(release), Environment("3.11", (), device)
-    )
+    features = read_features(FAKES / DOWNSTREAMS[version] / "speculators", None)
+    environment = Environment("3.11", (), device, features=features)
+    return make_plan(fake_contract(version), RecordedSurface(release), environment)
 
 
 SURFACE_ADAPTERS = [a for a in registry() if not a.name.startswith("transformers.")]

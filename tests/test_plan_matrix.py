@@ -29,14 +29,27 @@ RELEASES = [v for v in recorded_versions() if Version(v) >= Version(OLDEST)]
 ADAPTERS = [adapter.name for adapter in registry()]
 
 # Environments in which every adapter that depends on one is asked for.
-FEATURES = (TORCH_FOR_TYPING, "missing transformers.modeling_attn_mask_utils:x")
+FEATURES = (
+    TORCH_FOR_TYPING,
+    "missing transformers.modeling_attn_mask_utils:x",
+    "offsets asked a.py:1 a:build",
+    "draft made by a.py:1 a:Draft _setup text_config prefix norm",
+)
 ENVIRONMENTS = [
     Environment("3.11.0", (("transformers", "5.19.0"),), device, features=FEATURES)
     for device in ("cpu", "cuda")
 ]
 
-# No surface of vLLM says which transformers is beside it: the header tells what vLLM demands.
-ENVIRONMENT_DECIDES = {"transformers.torch_annotation", "transformers.missing_modules"}
+# No surface of vLLM says which transformers is beside it, nor what the downstream asks of it and of
+# its own trainer: the header tells.
+ENVIRONMENT_DECIDES = {
+    "transformers.torch_annotation",
+    "transformers.missing_modules",
+    "tokenizer.offsets",
+    "training.verifier_config",
+    "training.verifier_norm",
+    "training.verifier_prefix",
+}
 
 # (adapter, downstream) → the releases of the header's range that need it, and why not the others.
 NARROWER = {

@@ -399,7 +399,9 @@ def test_what_a_pair_does_not_need_is_not_in_force(empty_site: Site) -> None:
         "generator.input_order",
         "generator.save_backlog",
         "scheduler.whole_prompts",
+        "tokenizer.offsets",
         "tokenizer.trust_remote_code",
+        "training.verifier_config",
         "worker.capture",
     ]
 

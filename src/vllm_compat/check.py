@@ -430,6 +430,9 @@ class _Source:
         from vllm_compat.memory import stamp
 
         try:
+            own: tuple[str, ...] = self.memory.recall(
+                "own", self.key, self._own, pack=list, unpack=tuple
+            )
             wanted: dict[str, list[str]] = self.memory.recall(
                 "names", self.key, self._names, pack=dict, unpack=dict
             )
@@ -445,7 +448,13 @@ class _Source:
                 f"The source of {self.contract.name}, or of the transformers beside it, cannot be"
                 f" read: {error}."
             ) from error
-        return e.features_of(wanted, typing, transformers)
+        return own + e.features_of(wanted, typing, transformers)
+
+    def _own(self) -> tuple[str, ...]:
+        from vllm_compat.environment import own_features
+
+        with self._folder() as folder:
+            return own_features(folder)
 
     def _names(self) -> dict[str, list[str]]:
         from vllm_compat.environment import names_from_transformers
@@ -463,11 +472,15 @@ class _Source:
         import tempfile
 
         with tempfile.TemporaryDirectory(prefix="vllm-compat-check-") as name:
-            for module in self.files.modules():
-                place = Path(name, *module.split(".")[1:], "__init__.py")
+            modules = tuple(self.files.modules())
+            for module in modules:
+                parts = module.split(".")
+                package = len(parts) == 1 or any(m.startswith(f"{module}.") for m in modules)
+                place = Path(name, *parts)
+                place = place / "__init__.py" if package else place.with_suffix(".py")
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(self.files.source(module) or b"")
-            yield Path(name)
+            yield Path(name, self.contract.package)
 
 
 # Recorded releases.

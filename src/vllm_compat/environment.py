@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +60,87 @@ def missing_names(environment: Environment) -> dict[str, tuple[str, ...]]:
     return found
 
 
+_OFFSETS = "offsets asked "
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Where the downstream turns conversations into samples, read from its source.
+
+    ``site`` is ``file:line`` of the call that asks the tokenizer for offsets, ``dataset`` the
+    function that maps a dataset by it, written ``module:function``, ``frequencies`` the name under
+    which that module holds the function that saves token frequencies, or empty.
+    """
+
+    site: str
+    dataset: str
+    frequencies: str = ""
+
+    @property
+    def module(self) -> str:
+        """The module that holds them."""
+        return self.dataset.partition(":")[0]
+
+
+def preprocessing_of(environment: Environment) -> Preprocessing | None:
+    """Return where the downstream turns conversations into samples, where it does."""
+    for feature in environment.features:
+        if feature.startswith(_OFFSETS):
+            return Preprocessing(*feature.removeprefix(_OFFSETS).split(" "))
+    return None
+
+
+_TRAINER = "draft made by "
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Where the downstream makes a draft to train, read from its source.
+
+    ``site`` is ``file:line`` of the call that reads the verifier's configuration without trust,
+    ``draft`` the draft's class, written ``module:Class``, ``setup`` its method that reads the
+    verifier. ``gaps`` are the things that it does not know of: ``text_config`` (a configuration
+    that nests the decoder's), ``prefix`` (weights' names with something in front), ``norm`` (the
+    verifier's last norm, between the last hidden state and the head).
+    """
+
+    site: str
+    draft: str
+    setup: str
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """The module that holds the draft's class."""
+        return self.draft.partition(":")[0]
+
+
+def trainer_of(environment: Environment) -> Trainer | None:
+    """Return where the downstream makes a draft to train, where it does."""
+    for feature in environment.features:
+        if feature.startswith(_TRAINER):
+            site, draft, setup, *gaps = feature.removeprefix(_TRAINER).split(" ")
+            return Trainer(site, draft, setup, tuple(gaps))
+    return None
+
+
 def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...]:
     """Read from source what transformers and the downstream are to each other.
 
     ``downstream`` and ``transformers`` are package folders.
     """
+    own = own_features(downstream)
     if transformers is None:
-        return ()
-    return features_of(names_from_transformers(downstream), torch_for_typing(transformers), transformers)
+        return own
+    wanted = names_from_transformers(downstream)
+    return own + features_of(wanted, torch_for_typing(transformers), transformers)
+
+
+def own_features(downstream: Path) -> tuple[str, ...]:
+    """Read from source where the downstream makes samples and drafts, whatever transformers is."""
+    prepared = (" ".join((p.site, p.dataset, p.frequencies)) for p in _preprocessing(downstream))
+    trained = (" ".join((t.site, t.draft, t.setup, *t.gaps)) for t in _trainers(downstream))
+    return (*(f"{_OFFSETS}{p.rstrip()}" for p in prepared), *(f"{_TRAINER}{t}" for t in trained))
 
 
 def features_of(
@@ -100,6 +173,73 @@ def torch_for_typing(transformers: Path) -> bool:
     """Whether transformers' configuration classes name torch, which only type checkers import."""
     configuration = transformers / "configuration_utils.py"
     return configuration.is_file() and _torch_for_typing(configuration.read_text(encoding="utf-8"))
+
+
+def _preprocessing(downstream: Path) -> Iterator[Preprocessing]:
+    """Find the function that asks for offsets, and the one that maps a dataset by it."""
+    for file in sorted(downstream.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "return_offsets_mapping" not in text:
+            continue
+        parts = file.relative_to(downstream.parent).with_suffix("").parts
+        module = ".".join(parts)
+        tree = ast.parse(text)
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        frequencies = next(
+            (
+                f"{module}:{alias.asname or alias.name}"
+                for node in tree.body
+                if isinstance(node, ast.ImportFrom)
+                for alias in node.names
+                if alias.name == "save_token_frequency_distribution"
+            ),
+            "",
+        )
+        for asking in functions:
+            lines = [
+                node.value.lineno
+                for node in ast.walk(asking)
+                if isinstance(node, ast.keyword) and node.arg == "return_offsets_mapping"
+            ]
+            for mapping in functions:
+                takes = {argument.arg for argument in mapping.args.args}
+                names = {node.id for node in ast.walk(mapping) if isinstance(node, ast.Name)}
+                if lines and {"dataset", "tokenizer"} <= takes and asking.name in names:
+                    site = f"{'/'.join(parts)}.py:{lines[0]}"
+                    yield Preprocessing(site, f"{module}:{mapping.name}", frequencies)
+
+
+def _trainers(downstream: Path) -> Iterator[Trainer]:
+    """Find the class whose method reads the verifier's configuration and some of its weights."""
+    for file in sorted(downstream.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "load_model_layers(" not in text or "AutoConfig.from_pretrained(" not in text:
+            continue
+        parts = file.relative_to(downstream.parent).with_suffix("").parts
+        for cls in ast.parse(text).body:
+            if not isinstance(cls, ast.ClassDef):
+                continue
+            for method in cls.body:
+                if not isinstance(method, ast.FunctionDef):
+                    continue
+                calls = {ast.unparse(n.func): n for n in ast.walk(method) if isinstance(n, ast.Call)}
+                read = calls.get("AutoConfig.from_pretrained")
+                if read is None or "load_model_layers" not in calls:
+                    continue
+                if any(keyword.arg == "trust_remote_code" for keyword in read.keywords):
+                    continue
+                body, whole = ast.unparse(method), ast.unparse(cls)
+                gaps = [
+                    name
+                    for name, missing in (
+                        ("text_config", "text_config" not in body),
+                        ("prefix", "'model.embed_tokens.weight'" in body),
+                        ("norm", "verifier_norm" not in whole),
+                    )
+                    if missing
+                ]
+                site = f"{'/'.join(parts)}.py:{read.lineno}"
+                yield Trainer(site, f"{'.'.join(parts)}:{cls.name}", method.name, tuple(gaps))
 
 
 def _torch_for_typing(source: str) -> bool:

@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import account, backlog, doors, engine, progress, resume, saving
+from vllm_compat import account, backlog, conversations, doors, engine, progress, resume, saving
 from vllm_compat.canary import check_canary, has_router
+from vllm_compat.environment import preprocessing_of
 from vllm_compat.errors import GuardError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def install(transaction: Transaction, plan: Plan) -> None:
         ),
     )
     transaction.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", _book_request)
+    if (place := preprocessing_of(plan.environment)) is not None:
+        conversations.install(transaction, place)
 
     if SAMPLE_TOKENS in plan.guarded:
         transaction.wrap(

@@ -100,3 +100,46 @@ def test_another_thread_is_not_trusted_meanwhile(tokenizers: Any) -> None:
         thread.start()
         thread.join()
     assert tokenizers.asked[-1] == ("/models/kimi", {})
+
+
+PREPROCESSING = "speculators/data_generation/preprocessing.py"
+
+
+@pytest.mark.parametrize("downstream", ["speculators_0_3", "speculators_0_4"])
+def test_offsets_are_needed_where_the_downstream_asks_for_them(
+    make_case: MakeCase, downstream: str
+) -> None:
+    need = by_name("tokenizer.offsets").need(make_case(downstream))
+    assert need is not None
+    assert f"{PREPROCESSING}:" in need.reason
+    assert need.targets == ("speculators.data_generation.preprocessing:build_eagle3_dataset",)
+    without = (PREPROCESSING, "return_offsets_mapping=True, ", "")
+    assert by_name("tokenizer.offsets").need(make_case(downstream, without)) is None
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_slow_tokenizer_gets_offsets_and_a_fast_one_is_handed_on(
+    fake_modules: Callable[..., None],
+    make_case: MakeCase,
+    install: Callable[[str, Case], Plan],
+    fast: bool,
+) -> None:
+    class Words:
+        is_fast = fast
+        added_tokens_decoder: dict[int, str] = {}  # noqa: RUF012
+
+        def __call__(self, text: str, **keywords: Any) -> dict[str, Any]:
+            given.append(keywords)
+            return {"input_ids": [0], **({"offset_mapping": "own"} if fast else {})}
+
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return ["abc"]
+
+    given: list[dict[str, Any]] = []
+    fake_modules("speculators_0_3", "transformers_4", "vllm", "torch")
+    module = importlib.import_module("speculators.data_generation.preprocessing")
+    install("tokenizer.offsets", make_case())
+    data = {"conversations": [[{"content": "abc"}]]}
+    (sample,) = module.build_eagle3_dataset(data, tokenizer=Words())
+    assert list(sample["loss_mask"]) == (list("own") if fast else [(0, 3)])
+    assert given[0].get("return_offsets_mapping", False) is fast

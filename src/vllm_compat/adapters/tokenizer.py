@@ -1,11 +1,13 @@
-"""The generator's tokenizer: remote code where, and only where, the user named the model."""
+"""Tokenizers: remote code where, and only where, the user named the model; offsets for slow ones."""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.engine import current_build
+from vllm_compat.environment import preprocessing_of
 
 if TYPE_CHECKING:
     from vllm_compat.patching import Transaction
@@ -13,6 +15,56 @@ if TYPE_CHECKING:
 
 FROM_PRETRAINED = "transformers.AutoTokenizer.from_pretrained"
 CONFIG_FROM_PRETRAINED = "transformers.AutoConfig.from_pretrained"
+
+
+class Offsets(Adapter):
+    """Give the character offsets that a slow tokenizer cannot give."""
+
+    name = "tokenizer.offsets"
+    target = "build_eagle3_dataset, as the downstream names it"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing in vLLM: slow tokenizers have no offsets. transformers 4 raises NotImplementedError,"
+        " transformers 5 leaves offset_mapping out."
+    )
+    relies = (
+        "Finds the assistant's tokens by offsets, and skips a conversation that raises with a log line:"
+        " a model that ships only a slow tokenizer (Kimi-K2.5) gets an empty dataset."
+    )
+    does = (
+        "Hands the mapping function a tokenizer that computes offsets from the bytes that its tokens"
+        " spell, checked against the text each time. Fast tokenizers are left alone."
+    )
+    until = "the downstream does without offsets, or the model ships a fast tokenizer."
+    shown_by = (
+        "kimi_k25, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0 and vLLM 0.24.0: 14 of 14 conversations"
+        " are lost"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        place = preprocessing_of(case.environment)
+        if place is None:
+            return None
+        return Need(
+            f"{place.site} asks the tokenizer for offsets, which a slow one cannot give",
+            targets=(place.dataset,),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def with_offsets(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            from vllm_compat.offsets import WithOffsets
+
+            given = inspect.signature(wrapped).bind(*args, **kwargs)
+            tokenizer = given.arguments["tokenizer"]
+            if not getattr(tokenizer, "is_fast", True):
+                given.arguments["tokenizer"] = WithOffsets(tokenizer)
+            return wrapped(*given.args, **given.kwargs)
+
+        for target in plan.step(self.name).targets:
+            transaction.wrap(target, with_offsets)
 
 
 class RemoteCode(Adapter):

@@ -14,6 +14,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from vllm_compat.lab import byte_pairs, models
+from vllm_compat.offsets import WithOffsets
 
 POOLS = (
     "abc de fg\n\t  12 345678",
@@ -51,6 +52,18 @@ def check_texts(slow: PreTrainedTokenizerBase, fast: PreTrainedTokenizerBase) ->
         assert ids == fast(text, add_special_tokens=False)["input_ids"], repr(text)
         assert slow.decode(ids) == text
         assert fast.decode(ids) == text
+        check_offsets(slow, fast, text, draw.randrange(1, 30))
+
+
+def check_offsets(
+    slow: PreTrainedTokenizerBase, fast: PreTrainedTokenizerBase, text: str, length: int
+) -> None:
+    """Hold the offsets that are computed for the slow tokenizer against the fast one's own."""
+    for cut in ({}, {"truncation": True, "max_length": length}):
+        wanted = {"return_offsets_mapping": True, "add_special_tokens": False, **cut}
+        given, own = WithOffsets(slow)(text, **wanted), fast(text, **wanted)
+        assert given["input_ids"] == own["input_ids"], repr(text)
+        assert given["offset_mapping"] == own["offset_mapping"], repr(text)
 
 
 def main(folder: Path) -> None:

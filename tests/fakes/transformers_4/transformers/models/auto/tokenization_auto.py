@@ -13,9 +13,3 @@ class AutoTokenizer:
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> AutoTokenizer:
         cls.asked.append((pretrained_model_name_or_path, kwargs))
         return cls()
-
-
-class AutoConfig:
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> AutoConfig:
-        return cls()

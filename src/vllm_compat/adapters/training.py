@@ -1,0 +1,243 @@
+"""The downstream's trainer: a verifier that is nested, and remote code (Kimi-K2.5)."""
+
+from __future__ import annotations
+
+import json
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.engine import current_build
+from vllm_compat.environment import trainer_of
+
+if TYPE_CHECKING:
+    from vllm_compat.patching import Transaction
+    from vllm_compat.plan import Plan
+
+_NORM = "model.norm.weight"
+_KEY = "_vllm_compat_verifier_norm"
+
+_making_draft: ContextVar[bool] = ContextVar("vllm_compat_making_draft", default=False)
+
+
+class VerifierConfig(Adapter):
+    """Read the decoder's part of a nested configuration, without running remote code."""
+
+    name = "training.verifier_config"
+    target = "transformers.AutoConfig.from_pretrained"
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing in vLLM: Kimi-K2.5's configuration is remote code and nests the decoder's under"
+        " text_config; transformers 5 knows the model, transformers 4 does not."
+    )
+    relies = (
+        "Reads the verifier's configuration without trust_remote_code when a draft is made, and so does"
+        " its training script; 0.3.0 looks for hidden_size at its top."
+    )
+    does = (
+        "Gives the text_config of config.json as a plain configuration where transformers would ask for"
+        " trust; no remote code runs. Calls that name trust_remote_code, and those of a generator, are"
+        " left alone. Where the draft's class does not look for text_config, it is given that."
+    )
+    until = "the downstream reads nested configurations and asks for trust."
+    shown_by = (
+        "kimi_k25, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: the trainer stops, the repository"
+        " contains custom code"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        trainer = trainer_of(case.environment)
+        if trainer is None:
+            return None
+        return Need(
+            f"{trainer.site} reads the verifier's configuration without trust_remote_code",
+            targets=(f"{trainer.draft}.{trainer.setup}",),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        trainer = trainer_of(plan.environment)
+        assert trainer is not None
+
+        def making(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            token = _making_draft.set(True)
+            try:
+                return wrapped(*args, **kwargs)
+            finally:
+                _making_draft.reset(token)
+
+        def read(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if current_build() is not None or "trust_remote_code" in kwargs:
+                return wrapped(*args, **kwargs)
+            path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
+            text = _text_config_of_remote_code(str(path))
+            if text is not None:
+                from transformers import PretrainedConfig
+
+                return PretrainedConfig.from_dict(text)
+            config = wrapped(*args, **kwargs)
+            if _making_draft.get() and "text_config" in trainer.gaps:
+                return getattr(config, "text_config", config)
+            return config
+
+        transaction.wrap("transformers.models.auto.configuration_auto:AutoConfig.from_pretrained", read)
+        for target in plan.step(self.name).targets:
+            transaction.wrap(target, making)
+
+
+def _text_config_of_remote_code(path: str) -> dict[str, Any] | None:
+    """Return ``text_config`` of a model whose configuration is remote code to this transformers."""
+    from vllm_compat.errors import UsageError
+    from vllm_compat.layers import read_config
+
+    try:
+        config = read_config(Path(path) if Path(path).exists() else path)
+    except UsageError:
+        return None  # transformers says it, or downloads the model
+    text = config.get("text_config")
+    if not isinstance(text, dict) or "AutoConfig" not in (config.get("auto_map") or {}):
+        return None
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known: bool = config.get("model_type") in CONFIG_MAPPING
+    return None if known else json.loads(json.dumps(text))
+
+
+class VerifierNorm(Adapter):
+    """Put the verifier's last norm between its last hidden state and its head."""
+
+    name = "training.verifier_norm"
+    target = "Eagle3DraftModel.forward, as the downstream names it"
+    vllm = ">=0.11.0"
+    downstream = "<0.4"
+    changed = "Nothing: a fault of the downstream on every vLLM; 0.4.0 has the norm (verifier_norm)."
+    relies = (
+        "Takes the last entry of hidden_states, which is captured before the verifier's norm, to the"
+        " verifier's head as it is: what the draft is trained towards are not the verifier's logits."
+    )
+    does = "Norms the last hidden states by the checkpoint's own weights before the draft sees them."
+    until = "speculators 0.3.0 is out of use."
+    shown_by = (
+        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: targets of the trainer differ from the reference's"
+        " logits"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        trainer = trainer_of(case.environment)
+        if trainer is None or "norm" not in trainer.gaps:
+            return None
+        return Need(
+            f"the draft of {trainer.site} has no norm in front of the verifier's head",
+            targets=(f"{trainer.draft}.forward",),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def norm(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            last = kwargs.get("verifier_last_hidden_states")
+            if last is not None:
+                # No parameter and no buffer: it must not be trained or saved.
+                if _KEY not in instance.__dict__:
+                    verifier = instance.config.speculators_config.verifier.name_or_path
+                    instance.__dict__[_KEY] = _norm_of(str(verifier))
+                weight, epsilon = instance.__dict__[_KEY]
+                import torch
+
+                normed = torch.nn.functional.rms_norm(
+                    last.float(), (last.shape[-1],), weight.float().to(last.device), epsilon
+                )
+                kwargs["verifier_last_hidden_states"] = normed.to(last.dtype)
+            return wrapped(*args, **kwargs)
+
+        for target in plan.step(self.name).targets:
+            transaction.wrap(target, norm)
+
+
+def _norm_of(model_path: str) -> tuple[Any, float]:
+    """Return the weight and the epsilon of the verifier's last norm.
+
+    Raises:
+        IncompatibleError: The checkpoint has no such norm.
+    """
+    from speculators.utils.loading import load_model_layers
+    from transformers import AutoConfig
+
+    from vllm_compat.errors import IncompatibleError
+
+    found = load_by_ending(load_model_layers, [_NORM], model_path)
+    token = _making_draft.set(True)
+    try:
+        config = AutoConfig.from_pretrained(model_path)
+    finally:
+        _making_draft.reset(token)
+    config = getattr(config, "text_config", config)
+    epsilon = getattr(config, "rms_norm_eps", None)
+    if _NORM not in found or epsilon is None:
+        raise IncompatibleError(
+            f"{model_path} has no {_NORM} or no rms_norm_eps: this speculators trains towards logits"
+            " that lack the verifier's last norm, and it cannot be put in; train with speculators 0.4."
+        )
+    return found[_NORM], float(epsilon)
+
+
+class VerifierPrefix(Adapter):
+    """Find the verifier's embedding and head whatever stands in front of their names."""
+
+    name = "training.verifier_prefix"
+    target = "load_model_layers, as the draft's module names it"
+    vllm = ">=0.11.0"
+    downstream = "<0.4"
+    changed = "Nothing in vLLM: Kimi-K2.5 names its weights language_model.model.embed_tokens.weight."
+    relies = "Asks for model.embed_tokens.weight and lm_head.weight by their whole names."
+    does = "Where the checkpoint has no such name and just one that ends in it, that one is read."
+    until = "speculators 0.3.0 is out of use; 0.4.0 looks for endings itself."
+    shown_by = (
+        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: None of the requested tensor names were found in the"
+        " index"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        trainer = trainer_of(case.environment)
+        if trainer is None or "prefix" not in trainer.gaps:
+            return None
+        return Need(
+            f"the draft of {trainer.site} asks for the verifier's weights by their whole names",
+            targets=(f"{trainer.module}:load_model_layers",),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def load(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return load_by_ending(wrapped, *args, **kwargs)
+
+        for target in plan.step(self.name).targets:
+            transaction.wrap(target, load)
+
+
+def load_by_ending(load: Any, layer_names: list[str], model_path: str) -> Any:
+    """Call the downstream's ``load_model_layers`` with the names that the checkpoint has."""
+    there = _weight_names(model_path)
+    names = {}
+    for name in layer_names:
+        ending = [key for key in there if key.endswith(f".{name}")]
+        names[name] = ending[0] if name not in there and len(ending) == 1 else name
+    found = load(list(names.values()), model_path)
+    return {name: found[key] for name, key in names.items() if key in found}
+
+
+def _weight_names(model_path: str) -> set[str]:
+    """Return the names of a checkpoint's tensors, empty where they cannot be told without loading."""
+    from safetensors import safe_open
+    from transformers.utils import cached_file
+
+    optional = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    index = cached_file(model_path, "model.safetensors.index.json", **optional)
+    if index is not None:
+        return set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"])
+    single = cached_file(model_path, "model.safetensors", **optional)
+    if single is None:
+        return set()
+    with safe_open(single, framework="pt") as file:
+        return set(file.keys())

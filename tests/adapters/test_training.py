@@ -1,0 +1,132 @@
+"""The trainer reads a nested verifier, and no remote code runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_compat.adapters import by_name
+from vllm_compat.adapters.base import Case
+from vllm_compat.adapters.training import load_by_ending
+from vllm_compat.engine import building
+from vllm_compat.plan import Plan
+
+MakeCase = Callable[..., Case]
+Install = Callable[[str, Case], Plan]
+FILE = "speculators/models/eagle3/core.py"
+READ = "AutoConfig.from_pretrained(config.name_or_path)"
+TEXT = {"hidden_size": 8, "vocab_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("downstream", "needed"),
+    [
+        (
+            "speculators_0_3",
+            ["training.verifier_config", "training.verifier_norm", "training.verifier_prefix"],
+        ),
+        ("speculators_0_4", ["training.verifier_config"]),
+    ],
+)
+def test_a_release_gets_what_its_source_lacks(
+    make_case: MakeCase, downstream: str, needed: list[str]
+) -> None:
+    case = make_case(downstream)
+    names = ("training.verifier_config", "training.verifier_norm", "training.verifier_prefix")
+    needs = {name: by_name(name).need(case) for name in names}
+    assert [name for name, need in needs.items() if need is not None] == needed
+    assert f"{FILE}:" in needs[needed[0]].reason  # type: ignore[union-attr]
+
+
+def test_a_trainer_that_asks_for_trust_needs_no_help(make_case: MakeCase) -> None:
+    trusting = READ.replace(")", ", trust_remote_code=True)")
+    case = make_case("speculators_0_4", (FILE, READ, trusting))
+    assert by_name("training.verifier_config").need(case) is None
+
+
+@pytest.fixture
+def kimi(tmp_path: Path) -> Path:
+    config = {
+        "model_type": "kimi_k25",
+        "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
+        "text_config": TEXT,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.fixture
+def modules(fake_modules: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The FAKE transformers, whose configurations are plain."""
+    fake_modules("transformers_4", "speculators_0_3")
+    transformers = importlib.import_module("transformers")
+
+    class PretrainedConfig(SimpleNamespace):
+        @classmethod
+        def from_dict(cls, values: dict[str, Any]) -> PretrainedConfig:
+            return cls(**values)
+
+    monkeypatch.setattr(transformers, "PretrainedConfig", PretrainedConfig, raising=False)
+    return transformers
+
+
+def test_the_text_configuration_is_read_without_running_code(
+    modules: Any, make_case: MakeCase, install: Install, kimi: Path
+) -> None:
+    install("training.verifier_config", make_case())
+    assert vars(modules.AutoConfig.from_pretrained(kimi)) == TEXT
+    assert vars(modules.AutoConfig.from_pretrained(pretrained_model_name_or_path=str(kimi))) == TEXT
+
+
+def test_other_calls_and_other_models_are_left_alone(
+    modules: Any, make_case: MakeCase, install: Install, kimi: Path, tmp_path: Path
+) -> None:
+    install("training.verifier_config", make_case())
+    stock = modules.AutoConfig
+    assert isinstance(stock.from_pretrained(kimi, trust_remote_code=True), stock)
+    assert isinstance(stock.from_pretrained(kimi, trust_remote_code=False), stock)
+    assert isinstance(stock.from_pretrained("nobody/knows"), stock)
+    with building(None, str(kimi)):
+        assert isinstance(stock.from_pretrained(kimi), stock)
+    known = importlib.import_module("transformers.models.auto.configuration_auto")
+    known.CONFIG_MAPPING["kimi_k25"] = object
+    assert isinstance(stock.from_pretrained(kimi), stock)
+
+
+def test_a_draft_that_knows_no_nesting_is_given_the_inner_configuration(
+    modules: Any, make_case: MakeCase, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("training.verifier_config", make_case())
+    core = importlib.import_module("speculators.models.eagle3.core")
+    monkeypatch.setattr(modules.AutoConfig, "text_config", "inner", raising=False)
+    assert core.Eagle3DraftModel(SimpleNamespace(name_or_path="known")).verifier == "inner"
+    assert modules.AutoConfig.from_pretrained("known") != "inner"
+
+
+def test_weights_are_found_by_the_end_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {
+        "language_model.model.embed_tokens.weight",
+        "language_model.lm_head.weight",
+        "vision.a.norm.weight",
+        "vision.b.norm.weight",
+    }
+    monkeypatch.setattr("vllm_compat.adapters.training._weight_names", lambda path: there)
+    asked = []
+
+    def load(names: list[str], path: str) -> dict[str, str]:
+        asked.append(names)
+        return {name: f"<{name}>" for name in names if name in there}
+
+    found = load_by_ending(load, ["model.embed_tokens.weight", "lm_head.weight", "norm.weight"], "m")
+    assert found == {
+        "model.embed_tokens.weight": "<language_model.model.embed_tokens.weight>",
+        "lm_head.weight": "<language_model.lm_head.weight>",
+    }
+    # Two names end in this one, so it is asked for as it is.
+    assert asked[0][2] == "norm.weight"

@@ -1,0 +1,23 @@
+"""FAKE draft: reads the verifier's configuration and two of its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig
+
+from speculators.utils.loading import load_model_layers
+
+
+class Eagle3DraftModel:
+    def __init__(self, config: Any) -> None:
+        self._setup_embeddings_and_lm_heads(config)
+
+    def _setup_embeddings_and_lm_heads(self, config: Any) -> None:
+        self.verifier = AutoConfig.from_pretrained(config.name_or_path)
+        self.weights = load_model_layers(
+            ["model.embed_tokens.weight", "lm_head.weight"], config.name_or_path
+        )
+
+    def forward(self, verifier_last_hidden_states: Any = None) -> Any:
+        return verifier_last_hidden_states
