@@ -161,7 +161,8 @@ def test_a_refusal_in_words_is_no_failure(lab: Lab) -> None:
 def test_ablation_runs_each_adapter_off_and_expects_a_failure(lab: Lab) -> None:
     cells = {"cell__llama__1": RIGHT, "cell__llama__1__worker.capture": WRONG}
     lab.cells(**cells)
-    _, off = lab.run(ablate=True)
+    whole, off = lab.run(ablate=True)
+    assert (whole["needed"], whole["not_needed"]) == (["worker.capture"], [])
     assert off["without"] == ["worker.capture"]
     assert off["outcome"] == Outcome.FAILED
     assert matrix_report.as_expected(off)

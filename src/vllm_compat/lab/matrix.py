@@ -257,10 +257,15 @@ class Matrix:
             record = self._cell(cell, paths, overlay, share)
             records.append(record)
         if self.options.ablate and record["outcome"] == Outcome.RIGHT and not cell.without:
-            for adapter in [step["adapter"] for step in record["plan"]["steps"]]:
-                records.append(
-                    self._cell(replace(cell, without=(adapter,)), paths, overlay, share)
-                )
+            adapters = [step["adapter"] for step in record["plan"]["steps"]]
+            off = [
+                self._cell(replace(cell, without=(name,)), paths, overlay, share) for name in adapters
+            ]
+            failed = {name for name, r in zip(adapters, off, strict=True) if r["outcome"] != "right"}
+            record["needed"] = [name for name in adapters if name in failed]
+            record["not_needed"] = [name for name in adapters if name not in failed]
+            _write(self.options.out / f"{cell.name}.json", record)
+            records += off
         return records
 
     def _cell(
