@@ -101,8 +101,9 @@ QUIRKS = (
         drops=("torchcodec",),
     ),
     Quirk(
-        since="0.28",
-        reason="an environment is half as large without them, and text needs neither",
+        since="0.27",
+        reason="there is no torchaudio for torch 2.13; an environment is half as large without them,"
+        " and text needs neither",
         drops=("torchvision", "torchaudio"),
     ),
     Quirk(
