@@ -3,6 +3,7 @@
 
 usage: collect_cells.py FOLDER OUT.json [--overlay]
        collect_cells.py FOLDER OUT.json --families WHERE     (WHERE: "CPU, float32")
+       collect_cells.py FOLDER OUT.json --transfers BENCH    (BENCH: a record that names the device)
 
 With --families the file is one of records/families: what `docs/families.md` is made of. Records of
 `vllm_compat.lab.plain` in the folder (FAMILY.plain.json) say what vLLM alone does with a family.
@@ -44,6 +45,30 @@ def families(folder: str, out: str, where: str) -> None:
     Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
+def transfers(folder: str, out: str, device: str) -> None:
+    """Collect cells that differ in how rows leave the worker: the digests of their scenarios."""
+    facts = json.loads(Path(device).read_text(encoding="utf-8"))
+    keys = ("vllm", "torch", "device", "driver", "compute_capability", "memory_mib", "gpus", "cores")
+    cells = []
+    for path in sorted(Path(folder).glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for cell in record.get("cells", [record]):
+            cells.append(
+                {
+                    "speculators": cell["versions"]["speculators"],
+                    "model": cell["model"],
+                    "runner": "V2" if ".gpu.model_runner" in cell["workers"][0]["runner"] else "V1",
+                    "ranks": len(cell["workers"]),
+                    "transfer": cell["plan"]["environment"]["transfer"],
+                    "outcome": cell["outcome"],
+                    "digests": {name: s["digest"] for name, s in cell["scenarios"].items()},
+                    "endurance": cell.get("endurance"),
+                }
+            )
+    made = {"kind": "transfers", **{k: facts[k] for k in keys if k in facts}, "cells": cells}
+    Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
 def brief(cell: dict[str, Any]) -> dict[str, Any]:
     """Return what the page of families shows of a cell."""
     workers = cell.get("workers") or [{}]
@@ -67,6 +92,9 @@ def main(folder: str, out: str, *flags: str) -> None:
     """Collect every record of the folder, in a stable order."""
     if "--families" in flags:
         families(folder, out, flags[flags.index("--families") + 1])
+        return
+    if "--transfers" in flags:
+        transfers(folder, out, flags[flags.index("--transfers") + 1])
         return
     cells: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("*.json")):

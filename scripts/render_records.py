@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 RECORDS = ROOT / "records"
 
 
 def main(arguments: list[str]) -> int:
     """Render both pages; return 1 where ``--check`` finds an old one."""
+    import performance
+
     from vllm_compat.register import as_markdown
 
     pages = {
         ROOT / "docs" / "compatibility.md": compatibility(),
         ROOT / "docs" / "adapters.md": as_markdown() + "\n",
         ROOT / "docs" / "families.md": families(),
+        ROOT / "docs" / "performance.md": performance.page(records),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
     if "--check" in arguments:
@@ -102,27 +105,7 @@ def compatibility() -> str:
             "",
             f"Record: [{path}](../{path}).",
         ]
-    parts += ["", "## Speed", ""]
-    parts += [
-        "`benchmarks/generate.py`: a Llama of 8 B parameters, random weights, bfloat16, eager, 4 layers"
-        " captured; *plain* is `LLM.generate` with one token; *stock* is stock's own capture and"
-        " transfer with only the adapters without which it does not start; *auto* is vllm_compat.",
-        "",
-        "| device | vLLM | batch | mode | tokens/s | of plain |",
-        "|---|---|---|---|---|---|",
-    ]
-    for _, record in records("generate"):
-        modes = record["modes"]
-        for mode in ("plain", "auto", "stock"):
-            for batch, speed in modes.get(mode, {}).get("tokens_per_second", {}).items():
-                ratio = speed / modes["plain"]["tokens_per_second"][batch]
-                parts.append(
-                    f"| {record['gpus']} × {record['device']} | {modes[mode]['vllm']} | {batch} | {mode}"
-                    f" | {speed:,.0f} | {ratio:.2f} |"
-                )
-    parts.append("")
-    notes = [r["note"] for _, r in records("generate") if r.get("note")]
-    return "\n".join([*parts, *notes, ""])
+    return "\n".join([*parts, ""])
 
 
 def families() -> str:

@@ -61,3 +61,53 @@ def test_a_killed_worker_left_nothing() -> None:
     assert record["processes_left"] == record["shared_memory_left"] == []
     assert set(record["gpu_memory_left"]) == {"0 MiB"}
     assert "rank 1" in record["verdict"]
+
+
+GPU = RECORDS / "gpu"
+BENCHES = sorted(GPU.glob("h200-bench-*.json"))
+
+
+def test_extraction_on_one_gpu_keeps_nine_tenths_of_plain_prefill_for_both_downstreams() -> None:
+    from vllm_compat.lab.bench import speed
+
+    seen = set()
+    for path in BENCHES:
+        record = read(path)
+        assert record["device"] == "NVIDIA H200"
+        assert record["driver"]
+        plain, auto = (speed(record, mode, "8x2048") for mode in ("plain", "auto"))
+        assert plain
+        assert auto
+        assert auto / plain > 0.9, path.name
+        assert not record["modes"]["auto"]["handover"]["not_page_locked"]
+        seen.add(record["speculators"])
+    assert seen == {"0.3.0", "0.4.0.1"}
+
+
+@pytest.mark.parametrize("path", sorted(GPU.glob("*-transfers-*.json")), ids=lambda p: p.stem)
+def test_shared_memory_and_replies_gave_the_same_bits_and_nothing_grew(path: Path) -> None:
+    cells = read(path)["cells"]
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for cell in cells:
+        assert cell["outcome"] == "right"
+        group = groups.setdefault((cell["speculators"], cell["runner"], cell["ranks"]), {})
+        group[cell["transfer"]] = cell
+    assert len(groups) == 4, "both downstreams, both runners"
+    for group in groups.values():
+        assert len(group["auto"]["digests"]) == 9
+        assert group["auto"]["digests"] == group["rpc"]["digests"]
+        run = group["auto"]["endurance"]
+        assert run["requests"] >= 10_000
+        assert run["different_results"] == 1, "the same batch gave the same bits every time"
+        for early, late in zip(run["after_a_tenth"], run["at_the_end"], strict=True):
+            assert late["shared"] == early["shared"]
+            assert late["descriptors"] == early["descriptors"]
+            assert late["resident"] < early["resident"] + 4096  # KiB
+
+
+def test_what_waits_to_be_saved_was_bounded_and_grows_without_the_adapter() -> None:
+    record = read(GPU / "h200-save-backlog.json")
+    bounded, unbounded = record["bounded"], record["unbounded"]
+    assert bounded["most_waiting"] <= bounded["bound"] + bounded["batch_bytes"]
+    assert unbounded["most_waiting"] > 2 * bounded["most_waiting"]
+    assert bounded["most_shared_memory"] < unbounded["most_shared_memory"] / 2

@@ -1,0 +1,213 @@
+"""The page docs/performance.md, made from the records of `vllm-compat bench` and its companions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Records = Callable[[str], Iterator[tuple[str, dict[str, Any]]]]
+
+MEANING = {
+    "plain": "`LLM.generate`, one token",
+    "stock": "stock speculators as it is",
+    "rpc": "vllm_compat, pickled replies",
+    "auto": "vllm_compat",
+}
+
+
+def page(records: Records) -> str:
+    """Return the page."""
+    from vllm_compat.backlog import BOUND, STALL
+    from vllm_compat.capture.slabs import LIMIT, SLAB
+
+    gib = 2**30
+    parts = [
+        "# Performance",
+        "",
+        "Generated from `records/` by `scripts/render_records.py`; do not edit. Ratios are of plain"
+        " prefill of the same batch on the same machine in the same run, medians of the calls. Measure"
+        " your own with `vllm-compat bench` (`--shape 8b` for the table below, `--model` for a model,"
+        " `--save DIR` for saving, `--plot FILE.svg` for a picture).",
+        "",
+        "![seconds a call, by phase](performance.svg)",
+        "",
+        "## Extraction",
+        "",
+    ]
+    for path, record in records("bench"):
+        parts += _bench(path, record)
+    parts += [
+        "",
+        "Where the time goes: *forward* is the model's steps, *reply* the answer that carries the rows,"
+        " *messages* the other calls to the workers, *rest* requests, copies and checks in the driver."
+        " Stock pickles device tensors into its reply and copies them once more; vllm_compat copies each"
+        " layer's rows to page-locked shared memory on a stream of its own while the next layers run,"
+        " the reply says where they are, and the downstream's `clone()` takes them over where they lie.",
+        "",
+        "## Saving",
+        "",
+        "Stock's script saves each sample with `torch.save` from four threads while the next batch runs."
+        " Beside it: the same saving without extraction, and `cp -r` of the same files in the same"
+        " folder. What is slowest bounds a run.",
+        "",
+        "| device | where | tokens/s with saving | of plain | GB/s extracted and saved"
+        " | GB/s saved alone | GB/s cp |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for _, record in records("bench"):
+        for saved in record["modes"].get("auto", {}).get("saving", []):
+            base = record["modes"]["plain"]["batches"][saved["batch"]]["tokens_per_second"]
+            speeds = saved["gb_per_second"]
+            parts.append(
+                f"| {_device(record)} | {saved['filesystem']} | {saved['tokens_per_second']:,.0f} |"
+                f" {saved['tokens_per_second'] / base:.2f} | {speeds['extraction and saving']:.2f} |"
+                f" {speeds['saving alone']:.2f} | {speeds['cp']:.2f} |"
+            )
+    parts += [
+        "",
+        "Stock's queue of saves has no bound. With vllm_compat the next `generate()` waits while more"
+        f" than {BOUND / gib:g} GiB of tensors (an eighth of the memory where that is less) lie in work"
+        " that was submitted to thread pools and has not ended. Results that a caller keeps do not"
+        f" count; if nothing ends for {STALL:.0f} s, extraction goes on and says so.",
+        "",
+    ]
+    for path, record in records("save backlog"):
+        parts += _backlog(path, record)
+    parts += [
+        "",
+        "## Memory",
+        "",
+        "- Results are views of anonymous shared memory (memfd) that nobody else writes to as long as"
+        " any tensor over them lives; each tensor has a storage of exactly its own rows.",
+        f"- At most {LIMIT / gib:g} GiB of them (a quarter of the memory where that is less) are handed"
+        " over; above that rows are copied into the caller's own memory, as stock does. So there is"
+        " never more shared memory than that limit and twice the largest batch, rounded up to slabs of"
+        f" {SLAB / 2**20:g} MiB.",
+        "- A process that forks while it holds results leaves those slabs to the child; nobody writes to"
+        " them again.",
+        "- The size of `/dev/shm` does not matter, and nothing is left there or anywhere else, however"
+        " the processes end.",
+        "- Where driver and worker cannot share memory, rows go through replies, and the record of the"
+        " run says why (`transfer`); where memory cannot be page-locked, copies are slower, and it says"
+        " so too.",
+        "",
+        "## The same bits",
+        "",
+        "Digests of every row of every layer in nine scenarios (13 and 40 prompts, 70/5/30 tokens,"
+        " chunked prefill twice, shared prefixes, duplicates, one token, long prompts), through shared"
+        " memory and through replies; then ten thousand requests in a row.",
+        "",
+        "| device | vLLM | speculators | runner | ranks | scenarios with the same bits |"
+        " requests in a row | driver, MiB | worker, MiB | shared, MiB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for _, record in records("transfers"):
+        parts += _transfers(record)
+    parts += [
+        "",
+        "Memory is told after a tenth of the requests and at the end.",
+        "",
+        "## The transport alone, on a CPU",
+        "",
+    ]
+    for path, record in records("transport"):
+        ways = record["of_memcpy"]
+        parts.append(
+            f"{record['bytes'] / 2**20:.0f} MiB from a worker process to tensors that the driver owns"
+            f" (`benchmarks/transport.py`, {record['cores']} cores, one thread each): shared memory"
+            f" takes {ways['shared']:.2f} times a memcpy of the same bytes, a pickled reply"
+            f" {ways['pickled']:.1f} times. Record: [{path}](../{path})."
+        )
+    return "\n".join([*parts, ""])
+
+
+def _device(record: dict[str, Any]) -> str:
+    if record.get("device") == "cpu":
+        return f"CPU run, {record['cores']} cores"
+    ranks = record.get("tensor_parallel_size", record.get("gpus", 1))
+    return f"{ranks} × {record['device']}"
+
+
+def _bench(path: str, record: dict[str, Any]) -> list[str]:
+    from vllm_compat.lab.bench import batches_of, shares_of, speed
+
+    layers = next(len(m["layer_ids"]) for m in record["modes"].values() if "layer_ids" in m)
+    driver = f", driver {record['driver']}" if record.get("driver") else ""
+    parts = [
+        "",
+        f"**{_device(record)}**{driver}, vLLM {record['vllm']}, speculators {record['speculators']},"
+        f" torch {record['torch']}; {record['model']}, bfloat16, eager, {layers} layers captured,"
+        f" medians of {record['calls']} calls. Record: [{path}](../{path}).",
+        "",
+        "| prompts x tokens | what | of plain | tokens/s | share of time |",
+        "|---|---|---|---|---|",
+    ]
+    for batch in batches_of(record):
+        base = speed(record, "plain", batch)
+        for mode in record["modes"]:
+            found = speed(record, mode, batch)
+            if found is None or not base:
+                continue
+            shares = ", ".join(f"{k} {v:.0%}" for k, v in shares_of(record, mode, batch).items())
+            parts.append(
+                f"| {batch} | {MEANING[mode]} | **{found / base:.2f}** | {found:,.0f} | {shares} |"
+            )
+    return parts
+
+
+def _backlog(path: str, record: dict[str, Any]) -> list[str]:
+    def gb(size: float) -> str:
+        return f"{size / 1e9:.2f}"
+
+    lines = [
+        f"{_device(record)}, saves slowed to {gb(record['disk_bytes_per_second'])} GB/s,"
+        f" {record['bounded']['batches']} batches of {gb(record['bounded']['batch_bytes'])} GB. Record:"
+        f" [{path}](../{path}).",
+        "",
+        "| | most GB waiting | most GB shared | driver's own GB | seconds of extraction | with all"
+        " saves |",
+        "|---|---|---|---|---|---|",
+    ]
+    titles = {"bounded": "with the bound", "unbounded": "without `generator.save_backlog`"}
+    for name, title in titles.items():
+        run = record[name]
+        lines.append(
+            f"| {title} | {gb(run['most_waiting'])} | {gb(run['most_shared_memory'])} |"
+            f" {gb(run['most_driver_memory'])} | {run['seconds_of_extraction']} |"
+            f" {run['seconds_with_saves']} |"
+        )
+    return lines
+
+
+def _transfers(record: dict[str, Any]) -> list[str]:
+    lines = []
+    cells = record["cells"]
+    for cell in cells:
+        if cell["transfer"] != "auto":
+            continue
+        same = [
+            other["digests"]
+            for other in cells
+            if other["transfer"] == "rpc"
+            and all(other[key] == cell[key] for key in ("speculators", "runner", "ranks"))
+        ]
+        equal = sum(cell["digests"][name] == same[0].get(name) for name in cell["digests"])
+        columns = [
+            _device({**record, "tensor_parallel_size": cell["ranks"]}),
+            record["vllm"],
+            cell["speculators"],
+            cell["runner"],
+            str(cell["ranks"]),
+            f"{equal} of {len(cell['digests'])}",
+        ]
+        if run := cell.get("endurance"):
+            early, late = run["after_a_tenth"], run["at_the_end"]
+            columns.append(f"{run['requests']:,}")
+            for process, key in ((0, "resident"), (1, "resident"), (1, "shared")):
+                columns.append(
+                    f"{early[process][key] / 1024:.1f} → {late[process][key] / 1024:.1f}"
+                )
+        else:
+            columns += ["", "", "", ""]
+        lines.append("| " + " | ".join(columns) + " |")
+    return lines
