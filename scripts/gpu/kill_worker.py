@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Kill one worker in mid-run and see how the run ends: how soon, in which words, what it leaves.
+"""Kill one worker, or the driver, in mid-run and see how the run ends: how soon, in which words, what it
+leaves.
 
-usage: kill_worker.py MODEL_FOLDER OUT.json [RANKS]
+usage: kill_worker.py MODEL_FOLDER OUT.json [RANKS] [worker|driver]
 Prints and writes: seconds from the kill to the end of the launcher, its exit status and last line,
-processes, files in /dev/shm and GPU memory that are left over.
+processes, files in /dev/shm, processes that hold our shared memory and GPU memory that are left over.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ if __name__ == "__main__":
     generator = VllmHiddenStatesGenerator(
         sys.argv[1], layer_ids=[0, 1, 3], max_model_len=256, gpu_memory_utilization=0.3,
         tensor_parallel_size=int(sys.argv[2]))
+    generator.generate([[5] * 64])
     pids = generator.executor.collective_rpc(lambda worker: __import__("os").getpid())
-    print("WORKERS", *pids, flush=True)
+    print("WORKERS", __import__("os").getpid(), *pids, flush=True)
     while True:
         generator.generate([[5 + i for i in range(64)] for _ in range(8)])
 """
@@ -34,6 +36,7 @@ def main() -> int:
     model, out, ranks = sys.argv[1], Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "2"
     program = out.with_suffix(".program.py")
     program.write_text(PROGRAM)
+    whom = sys.argv[4] if len(sys.argv) > 4 else "worker"
     before = set(os.listdir("/dev/shm"))
     run = subprocess.Popen(
         [sys.executable, "-m", "vllm_compat", "run", str(program), model, ranks],
@@ -43,34 +46,50 @@ def main() -> int:
         start_new_session=True,
     )
     assert run.stdout
-    lines, workers, killed = [], [], 0.0
+    lines, workers, held, killed = [], [], [], 0.0
     for line in run.stdout:
         lines.append(line.rstrip())
         if line.startswith("WORKERS"):
             workers = [int(pid) for pid in line.split()[1:]]
             time.sleep(2)
+            held = sorted(_with_slabs() & set(workers))
             killed = time.monotonic()
-            os.kill(workers[-1], signal.SIGKILL)
+            os.kill(workers[0] if whom == "driver" else workers[-1], signal.SIGKILL)
     status = run.wait()
     seconds = time.monotonic() - killed
     time.sleep(1)
     left = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
     shared = sorted(set(os.listdir("/dev/shm")) - before)
     record = {
-        "kind": "killed worker",
+        "kind": f"killed {whom}",
         "ranks": int(ranks),
         "seconds_to_the_end": round(seconds, 1),
         "exit_status": status,
         "verdict": lines[-1] if lines else "",
         "processes_left": left,
         "shared_memory_left": shared,
+        "processes_with_slabs_before": len(held),
+        "processes_with_slabs_left": len(_with_slabs() & set(held)),
         "gpu_memory_left": _gpu_memory(),
     }
     out.write_text(json.dumps(record, indent=1))
     print(json.dumps(record, indent=1))
     if not workers:
         print("\n".join(lines[-20:]))
-    return 0 if workers and status != 0 and seconds < 30 and not left and not shared else 1
+    nothing = not left and not record["processes_with_slabs_left"] and (not shared or whom == "driver")
+    return 0 if workers and held and status != 0 and seconds < 30 and nothing else 1
+
+
+def _with_slabs() -> set[int]:
+    """Return the processes that hold shared memory of vllm_compat."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if "memfd:vllm_compat" in os.readlink(link):
+                found.add(int(link.parts[2]))
+        except OSError:
+            continue
+    return found
 
 
 def _gpu_memory() -> list[str]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from vllm_compat import account
 from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
+from vllm_compat.capture import slabs
 from vllm_compat.capture import worker as capture
 from vllm_compat.drift import FindingKind
 from vllm_compat.patching import Transaction
@@ -133,3 +135,84 @@ def test_vllms_worker_gets_no_attribute_that_it_could_have_itself(
     assert all(name.startswith("_vllm_compat") for name in vars(worker))
     transaction.revert()
     assert all(vars(own)[name] is value for name, value in before.items())
+
+
+@pytest.fixture
+def executor(extension: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Return ``executor(extension class)``: a FAKE one whose single worker is this process."""
+    config = importlib.import_module("vllm.config")
+    module = importlib.import_module("vllm.v1.executor.multiproc_executor")
+    monkeypatch.setattr(module.MultiprocExecutor, "_init_executor", lambda self: None)
+    monkeypatch.setattr(
+        module.MultiprocExecutor,
+        "collective_rpc",
+        lambda self, method, args=(): [method(None, *args)],
+    )
+    monkeypatch.setattr(slabs, "_agreed", "the driver has not asked for shared memory")
+
+    def make(extension: str) -> Any:
+        parallel = config.ParallelConfig(worker_extension_cls=extension)
+        return module.MultiprocExecutor(config.VllmConfig(parallel_config=parallel))
+
+    return make
+
+
+OURS = "speculators.data_generation.custom_worker.HiddenStatesWorkerExtension"
+
+
+def test_driver_and_worker_agree_on_shared_memory_before_it_is_used(
+    executor: Callable[[str], Any], make_case: MakeCase, install: Install
+) -> None:
+    plan = install("worker.capture", make_case("speculators_0_4"))
+    account.open_for(plan)
+    executor("another.Extension")
+    assert slabs.refused(), "an engine that is not the downstream's is not asked"
+    executor(OURS)
+    assert slabs.refused() == ""
+    assert account._transfer(account._account)["how"] == "shared memory"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("why", ["memfds are forbidden", "another process namespace"])
+def test_where_memory_cannot_be_shared_rows_go_through_replies_and_the_record_says_why(
+    executor: Callable[[str], Any],
+    make_case: MakeCase,
+    install: Install,
+    extension: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    if why == "memfds are forbidden":
+
+        def forbidden(*arguments: object) -> int:
+            raise OSError(1, why)
+
+        monkeypatch.setattr("os.memfd_create", forbidden)
+    else:
+        monkeypatch.setattr(slabs, "try_offer", lambda offered: why)
+    plan = install("worker.capture", make_case("speculators_0_4"))
+    account.open_for(plan)
+    executor(OURS)
+    worker = extension()
+    worker._setup_hidden_states_capture([0])
+    assert made_of(worker).options["shared"] is False
+    told = account._transfer(account._account)  # type: ignore[arg-type]
+    assert told["how"] == "replies"
+    assert why in told["reason"]
+
+
+def test_another_executor_is_never_asked_and_rows_go_through_replies(
+    extension: Any, make_case: MakeCase, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slabs, "_agreed", "the driver has not asked for shared memory")
+    plan = install("worker.capture", make_case("speculators_0_4"))
+    account.open_for(plan)
+    worker = extension()
+    worker._setup_hidden_states_capture([0])
+    assert made_of(worker).options["shared"] is False
+    told = account._transfer(account._account)  # type: ignore[arg-type]
+    assert told == {"how": "replies", "reason": "the executor is not vLLM's MultiprocExecutor"}
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "_account", None)

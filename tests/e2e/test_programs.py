@@ -136,3 +136,20 @@ def test_a_killed_worker_ends_the_run_with_its_cause(
     assert "rank 1" in record["verdict"]
     assert "killed by signal 9" in record["verdict"]
     assert record["processes_left"] == record["shared_memory_left"] == []
+    assert record["processes_with_slabs_before"] > 0
+    assert record["processes_with_slabs_left"] == 0
+
+
+def test_a_killed_driver_leaves_nothing(
+    environment: Environment, models: Models, tmp_path: Path
+) -> None:
+    paths = environment("0.16.0", "0.4.0.1")
+    script = Path(__file__).parent.parent.parent / "scripts" / "gpu" / "kill_worker.py"
+    out = tmp_path / "killed.json"
+    done = paths.run([script, models("llama"), out, "1", "driver"], timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(out.read_text())
+    assert "run killed by SIGKILL" in record["verdict"]
+    assert record["processes_left"] == []
+    assert record["processes_with_slabs_before"] == 2
+    assert record["processes_with_slabs_left"] == 0

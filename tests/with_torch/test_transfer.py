@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,6 +231,20 @@ def test_a_batch_that_failed_half_way_leaves_its_blocks() -> None:
     store.clear()
     with pytest.raises(GuardError, match="came late"):
         pickle.loads(late)
+
+
+def test_memory_that_cannot_be_page_locked_is_used_and_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runtime = SimpleNamespace(cudaHostRegister=lambda *arguments: 1)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    slab = slabs.Slab(2**16, pin=True)
+    assert not slab.pinned
+    store = SharedRowStore(2, torch.device("cpu"))
+    store.slabs.append(slab)
+    rows = rows_of({"a": 7})
+    assert same(handed(reply(store, rows)), rows)
+    assert handover.facts()["not_page_locked"] == "cudaHostRegister returned 1"
 
 
 class pickled:
