@@ -90,15 +90,16 @@ def compatibility() -> str:
                 )
     for path, record in records("gpu finding"):
         parts += ["", "## A finding", "", record["finding"], "", f"Record: [{path}](../{path})."]
-    for path, record in records("killed worker"):
+    for path, record in (*records("killed worker"), *records("killed driver")):
         parts += [
             "",
-            "## A worker killed in mid-run",
+            f"## A {record['kind'].removeprefix('killed ')} killed in mid-run",
             "",
             f"{record['gpus']} × {record['device']}, tensor parallel {record['ranks']}, vLLM"
             f" {record['vllm']}: the run ended {record['seconds_to_the_end']} s after the kill with exit"
             f" status {record['exit_status']}; processes left {len(record['processes_left'])}, files in"
-            f" /dev/shm left {len(record['shared_memory_left'])}, GPU memory left"
+            f" /dev/shm left {len(record['shared_memory_left'])}, processes that hold shared rows left"
+            f" {record['processes_with_slabs_left']}, GPU memory left"
             f" {', '.join(record['gpu_memory_left'])}. Its last line:",
             "",
             f"    {record['verdict']}",

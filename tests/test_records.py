@@ -56,18 +56,21 @@ def test_both_runners_both_start_methods_and_int4_were_seen(release: str) -> Non
     assert seen >= {"V1", "V2", "fork", "spawn", "TRITON_MLA", "FLASH_ATTN", "INT4"}
 
 
-def test_a_killed_worker_left_nothing() -> None:
-    (record,) = (read(p) for p in (RECORDS / "gpu").glob("*killed-worker.json"))
+@pytest.mark.parametrize(("whom", "words"), [("worker", "rank 1"), ("driver", "killed by SIGKILL")])
+def test_a_killed_process_left_nothing(whom: str, words: str) -> None:
+    (record,) = (read(p) for p in (RECORDS / "gpu").glob(f"*killed-{whom}.json"))
+    assert record["processes_with_slabs_before"] == 2
+    assert record["processes_with_slabs_left"] == 0
     assert record["processes_left"] == record["shared_memory_left"] == []
     assert set(record["gpu_memory_left"]) == {"0 MiB"}
-    assert "rank 1" in record["verdict"]
+    assert words in record["verdict"]
 
 
 GPU = RECORDS / "gpu"
-BENCHES = sorted(GPU.glob("h200-bench-*.json"))
+BENCHES = sorted(GPU.glob("*-bench-*.json"))
 
 
-def test_extraction_on_one_gpu_keeps_nine_tenths_of_plain_prefill_for_both_downstreams() -> None:
+def test_extraction_keeps_nine_tenths_of_plain_prefill_for_both_downstreams() -> None:
     from vllm_compat.lab.bench import speed
 
     seen = set()
@@ -80,8 +83,8 @@ def test_extraction_on_one_gpu_keeps_nine_tenths_of_plain_prefill_for_both_downs
         assert auto
         assert auto / plain > 0.9, path.name
         assert not record["modes"]["auto"]["handover"]["not_page_locked"]
-        seen.add(record["speculators"])
-    assert seen == {"0.3.0", "0.4.0.1"}
+        seen.add((record["speculators"], record["tensor_parallel_size"]))
+    assert seen == {("0.3.0", 1), ("0.4.0.1", 1), ("0.4.0.1", 2)}
 
 
 @pytest.mark.parametrize("path", sorted(GPU.glob("*-transfers-*.json")), ids=lambda p: p.stem)
