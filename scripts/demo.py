@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Everything for the demo: real vLLM 0.16.0 (CPU build), stock speculators 0.3.0, a tiny Kimi-K2.5.
 
-usage: python3 scripts/demo.py [--vllm VERSION] [--speculators VERSION] [--model MODEL]
+usage: python3 scripts/demo.py [--vllm VERSION] [--speculators VERSION] [--model MODEL] [--pipeline]
 Needs Python 3.10 to 3.13, and PyPI on the first run (4 GB of downloads, 8 GB of disk).
 """
 
@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--vllm", default="0.16.0", metavar="VERSION")
     parser.add_argument("--speculators", default="0.3.0", metavar="VERSION")
     parser.add_argument("--model", default="kimi_k25", choices=["kimi_k25", "deepseek_v3", "llama"])
+    parser.add_argument("--pipeline", action="store_true", help="all four steps, to a trained draft")
     options = parser.parse_args()
 
     from vllm_compat.errors import VllmCompatError
@@ -32,6 +33,8 @@ def main() -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 2
     command = [str(paths.python), "-m", "vllm_compat", "demo", "--model", options.model]
+    if options.pipeline:
+        return subprocess.call([*command, "--pipeline"], env=paths.variables())
     return subprocess.call(command, env=paths.variables())
 
 

@@ -248,6 +248,14 @@ def _set_up_bench(parser: argparse.ArgumentParser) -> None:
 def _set_up_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="kimi_k25", choices=["llama", "deepseek_v3", "kimi_k25"])
     parser.add_argument("--folder", metavar="DIR", help="keep the model and the record here")
+    parser.add_argument(
+        "--pipeline",
+        action="store_true",
+        help="all four steps on the tiny Kimi, from conversations to a trained draft",
+    )
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="ADAPTER", help="with --pipeline: see it fail"
+    )
     parser.set_defaults(command=_demo)
 
 
@@ -358,8 +366,14 @@ def _adapters(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from vllm_compat.lab.demo import run_demo
+    from vllm_compat.lab.demo import run_demo, run_pipeline_demo
 
+    if options.pipeline:
+        if options.model != "kimi_k25":
+            raise UsageError("--pipeline runs on kimi_k25; leave --model out.")
+        return run_pipeline_demo(options.folder, options.without)
+    if options.without:
+        raise UsageError("--without goes with --pipeline.")
     return run_demo(options.model, options.folder)
 
 

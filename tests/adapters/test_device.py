@@ -123,3 +123,28 @@ def test_the_downstreams_own_function_is_answered_under_the_name_that_it_has_bou
     assert own.mem_get_info() == (0, 0)
     transaction.revert()
     assert module.mem_get_info is before
+
+
+CONFIG = "speculators.data_generation.config_generator"
+
+
+def test_a_name_is_asked_for_by_the_release_that_does_not_look_first(make_case: MakeCase) -> None:
+    adapter = by_name("device.accelerator_name")
+    need = adapter.need(make_case("speculators_0_4"))
+    assert need is not None
+    assert need.targets == (f"{CONFIG}:get_device_name",)
+    assert f"{CONFIG.replace('.', '/')}.py:" in need.reason
+    assert adapter.need(make_case("speculators_0_4", device="cuda")) is None
+    assert adapter.need(make_case("speculators_0_3")) is None
+
+
+def test_no_accelerator_is_named_where_torch_finds_none(
+    fake_modules: Callable[..., None], make_case: MakeCase, install: Install, transaction: Transaction
+) -> None:
+    fake_modules("speculators_0_4", "transformers_4", "vllm", "torch")
+    install("device.accelerator_name", make_case("speculators_0_4"))
+    module = importlib.import_module(CONFIG)
+    assert module.describe()["device"] == "NO ACCELERATOR"
+    transaction.revert()
+    with pytest.raises(RuntimeError, match="no NVIDIA driver"):
+        module.describe()

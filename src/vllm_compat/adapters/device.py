@@ -13,6 +13,56 @@ if TYPE_CHECKING:
     from vllm_compat.plan import Plan
 
 
+class AcceleratorName(Adapter):
+    """Name no accelerator where vLLM computes on the CPU."""
+
+    name = "device.accelerator_name"
+    target = "the downstream's own get_device_name"
+    vllm = ">=0.11.0"
+    downstream = ">=0.4,<0.5"
+    changed = "Nothing: vLLM's CPU builds stand on a torch that is built for CUDA."
+    relies = (
+        "Asks torch for the accelerator's name when it describes the extracted data, which is after the"
+        " last batch; torch names CUDA by its build and then finds no driver. 0.3.0 asks whether it is"
+        " there first."
+    )
+    does = (
+        "Answers what that function itself answers where there is none. In force only where vLLM is a"
+        " CPU build, and only where torch raises."
+    )
+    until = "the downstream asks whether the accelerator is there."
+    shown_by = (
+        "kimi_k25, speculators 0.4.0.1, vLLM 0.16.0 CPU build: Found no NVIDIA driver, after the last"
+        " batch, and there is no data_config.json"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        if case.environment.device != "cpu":
+            return None
+        sites = [
+            site
+            for site in case.contract.other_calls
+            if site.symbol.startswith(f"{case.roles.package}.")
+            and site.symbol.rpartition(".")[2] == "get_device_name"
+        ]
+        if not sites:
+            return None
+        return Need(
+            f"{sites[0].where} asks for the accelerator's name, and this vLLM computes on the CPU",
+            targets=tuple(sorted({f"{site.module}:get_device_name" for site in sites})),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            try:
+                return wrapped(*args, **kwargs)
+            except (RuntimeError, AssertionError):  # torch: no driver, or not built for CUDA
+                return "NO ACCELERATOR"
+
+        for target in plan.step(self.name).targets:
+            transaction.wrap(target, none)
+
+
 class ForkAfterImport(Adapter):
     """Keep forked workers able to use CUDA although the downstream asked for it while imported."""
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,50 @@ def run_demo(model: str = "kimi_k25", folder: str | None = None) -> int:
     Raises:
         UsageError: vLLM or speculators is not installed here.
     """
+    _need("vllm", "speculators", "torch")
+    with _folder(folder) as place:
+        return _demo(model, place)
+
+
+def run_pipeline_demo(folder: str | None = None, without: Sequence[str] = ()) -> int:
+    """Run the whole pipeline on the tiny Kimi, print a verdict; return 0 if right.
+
+    Runs in an environment that has vLLM and speculators. ``folder``, which must be new or empty, keeps
+    what was made; ``without`` leaves adapters out.
+
+    Raises:
+        UsageError: Something is not installed here, or the folder holds something.
+        PipelineError: A step ended in failure.
+    """
+    from vllm_compat.lab.pipeline import render, run_pipeline
+
+    _need("vllm", "speculators", "torch", "datasets")
+    if folder is not None and Path(folder).exists() and any(Path(folder).iterdir()):
+        raise UsageError(f"{folder} is not empty, and stock resumes what it finds: name a new folder.")
+    with _folder(folder) as place:
+        verdict = run_pipeline(place, without=without)
+    print(render(verdict))
+    return 0 if verdict.right else 1
+
+
+def _need(*packages: str) -> None:
     from importlib.util import find_spec
 
-    for package in ("vllm", "speculators", "torch"):
+    for package in packages:
         if find_spec(package) is None:
             raise UsageError(
                 f"The demo needs {package}, which is not installed in this environment; from a"
                 " checkout, `python3 scripts/demo.py` makes one."
             )
-    if folder is not None:
-        return _demo(model, Path(folder))
+
+
+@contextmanager
+def _folder(named: str | None) -> Iterator[Path]:
+    if named is not None:
+        yield Path(named)
+        return
     with tempfile.TemporaryDirectory(prefix="vllm-compat-demo-") as temporary:
-        return _demo(model, Path(temporary))
+        yield Path(temporary)
 
 
 def _demo(model: str, folder: Path) -> int:

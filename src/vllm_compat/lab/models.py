@@ -113,6 +113,7 @@ def make_model(
     experts: int = 8,
     dense_layers: int = 1,
     max_position: int = 2048,
+    residual: float = 1.0,
 ) -> Path:
     """Write the model `name` (one of `MODEL_NAMES`) into a folder and return the folder.
 
@@ -121,7 +122,8 @@ def make_model(
     and `dense_layers` are for the mixture-of-experts models, whose first `dense_layers` layers have
     none. Existing files of the same names are replaced. ``kimi_k25_int4`` keeps its routed experts
     in 4 bits with scales of `dtype`; vLLM's Marlin kernel takes it on up to two tensor-parallel
-    ranks. Needs torch and safetensors.
+    ranks. `residual` scales what each layer adds to its input: below 1 the next token depends most on
+    the last one, so that a draft has something to learn. Needs torch and safetensors.
     """
     if name not in MODEL_NAMES:
         raise UsageError(
@@ -144,7 +146,7 @@ def make_model(
         dense_layers=dense_layers,
         max_position=max_position,
     )
-    weights = _Weights(seed, getattr(torch, dtype))
+    weights = _Weights(seed, getattr(torch, dtype), residual)
     if name == "llama":
         config = _llama(shape, weights)
     elif name == "deepseek_v3":
@@ -188,10 +190,11 @@ class Shape:
 class _Weights:
     """Draw named tensors from one seeded generator, in the order in which they are asked for."""
 
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, residual: float = 1.0) -> None:
         import torch
 
         self.tensors: dict[str, torch.Tensor] = {}
+        self._residual = residual
         self._dtype = dtype
         self._generator = torch.Generator().manual_seed(seed)
 
@@ -208,8 +211,9 @@ class _Weights:
         self.tensors[name] = values.to(torch.float32 if float32 else self._dtype)
 
     def linear(self, name: str, outputs: int, inputs: int, bias: bool = False) -> None:
-        """Add a projection that keeps the scale of its input."""
-        self.draw(f"{name}.weight", outputs, inputs, scale=inputs**-0.5)
+        """Add a projection that keeps the scale of its input, but for the last of a block."""
+        scale = self._residual if name.endswith(("o_proj", "down_proj")) else 1.0
+        self.draw(f"{name}.weight", outputs, inputs, scale=scale * inputs**-0.5)
         if bias:
             self.draw(f"{name}.bias", outputs, scale=0.02)
 
