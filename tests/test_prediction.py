@@ -1,0 +1,205 @@
+"""Prediction equals reality: what ``check`` says of a pair is held to every record of a real run.
+
+Generic over whatever lies in ``records/``: a cell is any mapping with an outcome and versions.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.downstreams import VERSIONS, contract
+
+from vllm_compat.adapters import registry
+from vllm_compat.check import judge
+from vllm_compat.environment import Environment
+from vllm_compat.plan import Plan, Step, loads, make_plan
+from vllm_compat.report.model import Standing, Verdict
+from vllm_compat.surface.recorded import RecordedSurface, closest_record
+
+RECORDS = Path(__file__).parent.parent / "records"
+
+ADDED_SINCE = frozenset({"config.sliding_window", "device.fork", "generator.save_backlog"})
+"""Adapters that came, or came to more pairs, after some records were made, so that these lack them."""
+
+NO_ABLATION = frozenset(
+    {
+        "config.block_size",
+        "imports.moved_names",
+        "kv_cache.engine_core",
+        "transformers.missing_modules",
+        "transformers.torch_annotation",
+    }
+)
+"""Adapters that may lack a record of a run that fails without them; no other may."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One judged run of stock speculators on a real vLLM."""
+
+    name: str
+    record: dict[str, Any]
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.record["versions"]["speculators"], self.record["versions"]["vllm"]
+
+    @property
+    def in_force(self) -> set[str] | None:
+        """The adapters in force; None where the run was stock's, or ended before there was a plan."""
+        plan = self.record.get("plan")
+        return {step["adapter"] for step in plan["steps"]} if plan else None
+
+    @property
+    def off(self) -> set[str]:
+        """The adapters that were left out."""
+        plan = self.record.get("plan") or {}
+        return set(self.record.get("without") or plan.get("switched_off") or ())
+
+    @property
+    def environment(self) -> Environment:
+        """What the plan was made for, as far as the record tells."""
+        plan = self.record.get("plan") or {}
+        if "environment" in plan:
+            return loads(json.dumps(plan)).environment
+        # Cells on the CPU keep no more of a plan than its steps.
+        versions = tuple((n, v) for n, v in self.record["versions"].items() if v)
+        return Environment(str(self.record["python"]), versions, "cpu")
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the record tells the whole environment."""
+        return "environment" in (self.record.get("plan") or {})
+
+    @property
+    def outcome(self) -> str:
+        return str(self.record["outcome"])
+
+    @property
+    def error(self) -> str:
+        """The error's words, without what differs from run to run."""
+        text = " ".join(str(self.record.get("error")).split())
+        return re.sub(r"(/[\w.+-]+)+", "PATH", text)[:200]
+
+    @property
+    def traceback(self) -> str:
+        log = self.record.get("log") or ()
+        return "\n".join([str(self.record.get("traceback") or ""), *map(str, log)])
+
+
+def _cells() -> Iterator[Cell]:
+    for path in sorted(RECORDS.rglob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for number, cell in enumerate(record.get("cells") or [record]):
+            if "outcome" in cell and {"vllm", "speculators"} <= set(cell.get("versions") or ()):
+                yield Cell(f"{path.stem}[{number}]", cell)
+
+
+CELLS = list(_cells())
+
+
+def cells(*, recorded: bool = True) -> list[Cell]:
+    """Return the cells of releases whose surface is recorded: all but nightlies."""
+    return [c for c in CELLS if (closest_record(c.pair[1]) is not None) is recorded]
+
+
+def each(chosen: list[Cell]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cell", chosen, ids=[c.name for c in chosen])
+
+
+@cache
+def surface(release: str) -> RecordedSurface:
+    return RecordedSurface(release)
+
+
+@cache
+def plan_now(pair: tuple[str, str], environment: Environment) -> Plan:
+    return make_plan(contract(pair[0]), surface(pair[1]), environment)
+
+
+def ablations() -> list[Cell]:
+    return [cell for cell in cells() if cell.off]
+
+
+def stock() -> list[Cell]:
+    """Return the cells that ran without vllm_compat."""
+    return [c for c in cells() if c.in_force is None and not c.off and c.outcome == "failed"]
+
+
+def places(step: Step) -> set[str]:
+    """Return the call sites that a step of a plan names, as ``file:line``."""
+    return {*step.sites, *re.findall(r"[\w/]+\.py:\d+", step.reason)}
+
+
+def test_there_are_records_of_many_kinds() -> None:
+    assert {cell.pair[0] for cell in CELLS} == set(VERSIONS)
+    assert len({cell.pair[1] for cell in CELLS}) >= 6
+    assert any(cell.environment.device == "cuda" for cell in CELLS)
+    assert ablations()
+    assert stock()
+
+
+@each([cell for cell in cells() if cell.in_force is not None])
+def test_the_adapters_named_now_are_those_that_were_in_force(cell: Cell) -> None:
+    assert cell.in_force is not None
+    named = set(plan_now(cell.pair, cell.environment).adapters)
+    recorded = cell.in_force | cell.off
+    unseen = set() if cell.knows_all else {a for a in recorded if a.startswith("transformers.")}
+    assert recorded - unseen <= named
+    assert named - recorded <= ADDED_SINCE
+
+
+@each([cell for cell in cells() if cell.in_force and cell.outcome == "right"])
+def test_a_pair_that_ran_is_called_usable(cell: Cell) -> None:
+    pair = judge(contract(cell.pair[0]), surface(cell.pair[1]), cell.environment, True)
+    assert pair.verdict in (Verdict.USABLE, Verdict.WITH_SHIM)
+    assert not pair.standing(Standing.UNMET)
+
+
+@each(ablations())
+def test_an_adapter_without_which_a_run_fails_is_named(cell: Cell) -> None:
+    assert cell.outcome != "right", "it ran, so that the adapter is not needed"
+    unseen = set() if cell.knows_all else {a for a in cell.off if a.startswith("transformers.")}
+    assert cell.off - unseen <= set(plan_now(cell.pair, cell.environment).adapters)
+
+
+def test_each_adapter_is_shown_to_be_needed() -> None:
+    shown = {name for cell in ablations() for name in cell.off if len(cell.off) == 1}
+    assert {adapter.name for adapter in registry()} - shown <= NO_ABLATION | ADDED_SINCE
+
+
+@each(stock())
+def test_a_pair_that_fails_without_the_shim_fails_where_check_says(cell: Cell) -> None:
+    plan = plan_now(cell.pair, cell.environment)
+    assert plan.steps
+    lines = set(re.findall(r'File "[^"]*?(speculators/[^"]*)", line (\d+)', cell.traceback))
+    if lines:
+        named = {place for step in plan.steps for place in places(step)}
+        assert {f"{file}:{line}" for file, line in lines} & named
+        return
+    # Without a traceback: it fails as it does where just one of the adapters named is left out.
+    same = {
+        name
+        for other in ablations()
+        if other.pair[1] == cell.pair[1] and other.error == cell.error
+        for name in other.off
+    }
+    assert same & set(plan.adapters), cell.error
+    assert all(places(plan.step(name)) for name in same & set(plan.adapters))
+
+
+@each([cell for cell in cells() if cell.outcome == "refused"])
+def test_what_apply_refused_is_called_incompatible(cell: Cell) -> None:
+    pair = judge(contract(cell.pair[0]), surface(cell.pair[1]), cell.environment, True)
+    assert pair.verdict is Verdict.INCOMPATIBLE
+    unmet = pair.standing(Standing.UNMET)
+    assert f"{len(unmet)} call site(s) do not fit" in cell.record["error"]
+    assert unmet[0].finding.detail in cell.record["error"]
+    assert unmet[0].finding.sites[0].where in cell.record["error"]
