@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -362,6 +363,178 @@ class TestCases:
         same = "def f(a): ...\n"
         (finding,) = self.drifts(tmp_path, use, here=same, there=same)
         assert (finding.kind, finding.moved_to) == (FindingKind.MODULE_MISSING, None)
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            # The other arm of an ``if`` makes the call in a way that fits.
+            """
+            from vllm.a import f
+            def call(x=None):
+                if x is not None:
+                    f(y=1, x=x)
+                else:
+                    f(y=1)
+            """,
+            # An object that may be the downstream's own.
+            """
+            from vllm.a import T
+            class Mine:
+                def own(self): ...
+            class Other(T):
+                def __init__(self, new):
+                    if new:
+                        self.t = T()
+                    else:
+                        self.t = Mine()
+                    self.t.own()
+            """,
+            # An attribute that the downstream gives to vLLM's objects, or an object that it puts there.
+            """
+            from vllm.a import T
+            def give(t: T):
+                t.mine = 1
+            def take(t: T):
+                return t.mine
+            """,
+            """
+            from vllm.a import T
+            class Mine: ...
+            def give(t: T):
+                setattr(t, "part", Mine())
+            def take(t: T):
+                return t.part.own
+            """,
+            # A function that is called under a test of the version only.
+            """
+            from importlib.metadata import version
+            from packaging.version import Version
+            def old():
+                from vllm.gone import f
+                f()
+            def new(): ...
+            chosen = new if Version(version("vllm")) > Version("1") else old
+            """,
+            """
+            import importlib.util
+            import vllm.envs as envs
+            class Worker:
+                def profile(self):
+                    if importlib.util.find_spec("vllm.profiler") is None:
+                        return self.legacy()
+                    return 1
+                def legacy(self):
+                    return envs.GONE
+            """,
+            # What is given by a metaclass or a decorator.
+            """
+            from vllm.a import D, E
+            D.__dataclass_fields__
+            E.__members__
+            """,
+            # A protocol promises less than there is.
+            """
+            from vllm.a import P
+            def f(p: P):
+                return p.layer_name
+            """,
+            # A class of the downstream's own inside one that derives from vLLM's.
+            """
+            from vllm.a import T
+            class Mine(T):
+                class Policy: ...
+                def f(self):
+                    return self.Policy
+            """,
+            # An annotation that a base from outside vLLM makes good.
+            """
+            from vllm.a import Queue, S
+            def f(s: S):
+                s.waiting.popleft()
+            """,
+            # Values whose items can't be followed are named by their text, and are no names of vLLM.
+            """
+            import torch
+            from vllm.a import S
+            def f(s: S):
+                for item in s.waiting:
+                    if isinstance(item["x"].data[0], torch.Tensor):
+                        item["x"].data[0].item()
+            """,
+            # A generator is an iterable.
+            """
+            from vllm.a import take, make
+            take(make())
+            """,
+            # Imports that only type checkers see, and those that may fail.
+            """
+            from typing import TYPE_CHECKING
+            if TYPE_CHECKING:
+                from vllm.gone import T
+            def f(t: "T"):
+                return t.x
+            """,
+            """
+            import contextlib
+            try:
+                from vllm.gone import g
+            except ImportError:
+                g = None
+            with contextlib.suppress(ImportError):
+                import vllm.lost
+            if g is not None:
+                g(1)
+            """,
+            # What is asked for before it is used.
+            """
+            from vllm.a import T
+            def f(t: T):
+                if hasattr(t, "later"):
+                    t.later()
+                return getattr(t, "other", None)
+            """,
+        ],
+    )
+    def test_what_is_not_certain_is_no_failure(self, tmp_path: Path, use: str) -> None:
+        there = textwrap.dedent(
+            """
+            from collections import deque
+            from collections.abc import Generator, Iterable
+            from dataclasses import dataclass
+            from enum import Enum
+            from typing import Protocol
+            def f(y, x): ...
+            class T:
+                part: "int" = 1
+            @dataclass
+            class D: ...
+            class E(Enum): ...
+            class P(Protocol):
+                def forward(self): ...
+            class Queue:
+                def add(self): ...
+            class Deque(deque[int], Queue): ...
+            class S:
+                waiting: Queue
+            def take(items: Iterable[int]): ...
+            def make() -> Generator[int, None, None]: ...
+            """
+        )
+        found = self.drifts(tmp_path, use, a=there, envs="X = 1\n", profiler="")
+        assert [f.detail for f in found if f.fatal] == []
+
+    @pytest.mark.parametrize(
+        ("use", "detail"),
+        [
+            ("from vllm.a import f\nif f:\n    f(1, 2)\nelse:\n    f(1)\nf(1)\n", "requires x"),
+            ("from vllm.a import T\ndef f(t: T):\n    return t.mine\n", "has no mine"),
+            ("from vllm.gone import f\n", "no module vllm.gone"),
+            ("def old():\n    from vllm.gone import f\nold()\n", "no module vllm.gone"),
+        ],
+    )
+    def test_what_is_certain_is_one(self, tmp_path: Path, use: str, detail: str) -> None:
+        found = self.drifts(tmp_path, use, a="def f(y, x): ...\nclass T: ...\n")
+        assert any(detail in f.detail for f in found if f.fatal)
 
     def test_downstreams_own_additions_are_there(self, tmp_path: Path) -> None:
         use = """

@@ -76,6 +76,7 @@ TWO = {
         "size: int", "size: int\n            more: int = 0"
     ),
     "v1/new.py": "def g(): ...\n",
+    "model_executor/models/llama.py": "import torch\nclass Llama(torch.nn.Module): ...\nY = 1\n",
 }
 NAMES = [
     "vllm.config.CacheConfig",
@@ -136,7 +137,12 @@ class TestRoundTrip:
         assert model is not None
         assert model.open_ended
         assert model.signature is None
-        assert surface.resolve("vllm.model_executor.models.llama.Nothing") is None
+        assert surface.resolve("vllm.model_executor.models.llama.X") is not None
+        assert surface.resolve("vllm.model_executor.models.llama.Y") is None  # 2.0.0 has it
+        # Imported from outside vLLM, maybe: such names are not recorded.
+        other = surface.resolve("vllm.model_executor.models.llama.torch")
+        assert other is not None
+        assert other.open_ended
         assert surface.resolve("vllm.third_party.odd.Anything") is not None
 
     def test_a_module_of_a_release_is_recognized_by_its_bytes(

@@ -79,6 +79,11 @@ class _Value:
             self.exact and other.exact,
         )
 
+    @property
+    def uncertain(self) -> bool:
+        """Whether it may be vLLM's or something else, which has names of its own."""
+        return len({is_vllm(path) for path in self.paths}) > 1
+
 
 NOTHING = _Value()
 
@@ -140,6 +145,12 @@ class _Package:
         self.tests: set[str] = set()
         self.busy: set[str] = set()
         self.texts: dict[ast.AST, str] = {}
+        self.references: dict[str, bool] = {}
+        self.written: set[str] = set()
+
+    def refer(self, name: str, guarded: bool) -> None:
+        """Note that a name is used, and whether a test of a version or a feature guards that."""
+        self.references[name] = guarded and self.references.get(name, True)
 
     def ours(self, path: str) -> bool:
         package = self.files.package
@@ -245,6 +256,7 @@ class _Reader(ast.NodeVisitor):
         self.tested: list[str] = []
         self.needs: list[str] = []
         self.unless: list[tuple[str, ...]] = []
+        self.arms: list[str] = []
         self.deferred: list[Callable[[], None]] = []
         self.uses: dict[tuple[str, int, int], dict[Use, None]] = {}
 
@@ -318,6 +330,7 @@ class _Reader(ast.NodeVisitor):
                 any_of=tuple(other for other in any_of if other != symbol),
                 unbound=unbound,
                 needs=tuple(self.needs),
+                arms=tuple(self.arms),
                 is_module=is_module,
             ),
             self.key(call) if call is not None else None,
@@ -352,7 +365,12 @@ class _Reader(ast.NodeVisitor):
                 self.evaluate(child)
         return NOTHING
 
+    @property
+    def guarded(self) -> bool:
+        return bool(self.guards or self.tested or self.unless)
+
     def on_Name(self, node: ast.Name) -> _Value:
+        self.package.refer(node.id, self.guarded)
         return self.env.get(node.id, NOTHING)
 
     def on_Constant(self, node: ast.Constant) -> _Value:
@@ -423,6 +441,7 @@ class _Reader(ast.NodeVisitor):
         return None
 
     def on_Attribute(self, node: ast.Attribute) -> _Value:
+        self.package.refer(node.attr, self.guarded)
         known = self.narrowed(node)
         if known is not None:
             return known
@@ -460,7 +479,13 @@ class _Reader(ast.NodeVisitor):
                 found = found | _Value((f"{path}.{name}",))
         if read:
             for symbol in symbols:
-                self.emit(SiteKind.ATTRIBUTE, symbol, node, optional=optional, any_of=symbols)
+                self.emit(
+                    SiteKind.ATTRIBUTE,
+                    symbol,
+                    node,
+                    optional=optional or value.uncertain,
+                    any_of=symbols,
+                )
         return found | _Value(tuple(dict.fromkeys(symbols)), unbound=unbound)
 
     def on_Subscript(self, node: ast.Subscript) -> _Value:
@@ -548,6 +573,7 @@ class _Reader(ast.NodeVisitor):
         # The callee: an attribute is noted as a call, not as a read.
         base: _Value | None = None
         if isinstance(node.func, ast.Attribute):
+            self.package.refer(node.func.attr, self.guarded)
             base = self.evaluate(node.func.value)
             value = self.attribute(base, node.func.attr, node.func, read=False)
         else:
@@ -561,12 +587,14 @@ class _Reader(ast.NodeVisitor):
             self.use(one, "argument", f"{name}[{keyword.arg or '**'}]")
         symbols = [self.called(path, value) for path in value.paths if is_vllm(path)]
         if symbols:
+            uncertain = value.uncertain or (base is not None and base.uncertain)
             for symbol in symbols:
                 self.emit(
                     SiteKind.CALL,
                     symbol,
                     node,
                     call=node,
+                    optional=uncertain,
                     any_of=symbols,
                     unbound=value.unbound,
                 )
@@ -577,7 +605,8 @@ class _Reader(ast.NodeVisitor):
                 calls=(self.key(node),),
                 exact=True,
             )
-        self.emit(SiteKind.CALL, name, node, call=node)
+        # What can't be followed through vLLM's values is named by its text: it is no name of vLLM.
+        self.emit(SiteKind.CALL, self.source(node.func) if is_vllm(name) else name, node, call=node)
         for path in value.paths:
             if path in self.package.classes:
                 return _Value((path,), True)
@@ -609,6 +638,7 @@ class _Reader(ast.NodeVisitor):
                 for argument in node.args[2:]:
                     self.evaluate(argument)
                 if function.id == "setattr":
+                    self.package.written.add(node.args[1].value)
                     self.store(value, node.args[1].value, node)
                     return NOTHING
                 asked = function.id == "hasattr" or len(node.args) > 2
@@ -723,6 +753,7 @@ class _Reader(ast.NodeVisitor):
                 self.cls.attributes[target.attr] = value if before is None else before | value
                 self.cls.names.add(target.attr)
             else:
+                self.package.written.add(target.attr)
                 self.store(base, target.attr, target)
         elif isinstance(target, ast.Subscript):
             self.evaluate(target.value)
@@ -832,6 +863,8 @@ class _Reader(ast.NodeVisitor):
             else:
                 value = _Value((path,))
             self.bind(alias.asname or alias.name, value)
+            if alias.asname:
+                self.package.refer(alias.name, False)  # used under another name
 
     def bind(self, name: str, value: _Value) -> None:
         self.env[name] = value
@@ -959,13 +992,16 @@ class _Reader(ast.NodeVisitor):
         self.tested += tested
         self.needs += needs
         self.narrow(node.test)
+        self.arms.append(f"{node.lineno}:then")
         ended = self.block(node.body)
         after = self.env
         del self.tested[len(self.tested) - len(tested) :]
         del self.needs[len(self.needs) - len(needs) :]
         self.env = dict(before)
         self.narrow(node.test, False)
+        self.arms[-1] = f"{node.lineno}:else"
         other_ended = self.block(node.orelse)
+        self.arms.pop()
         del self.guards[len(self.guards) - len(guards) :]
         for name in [n for n in (*after, *self.env) if "." in n or "[" in n]:
             after.pop(name, None)
@@ -1095,10 +1131,13 @@ class _Reader(ast.NodeVisitor):
         closure = self.env if self.within and not is_method else None
 
         def run() -> None:
-            kept = (self.env, self.within, self.cls, self.me, self.guards, self.unless)
+            kept = (self.env, self.within, self.cls, self.me, self.guards, self.unless, self.arms)
+            self.arms = []
             within, self.cls, me, guards = state
             self.within = [*within, node.name]
             self.guards = list(guards)
+            if self.package.references.get(node.name) and not self.guards:
+                self.guards.append(f"{node.name} is used under a test only")
             self.unless = list(unless)
             self.env = dict(closure if closure is not None else self.module_env(kept[0]))
             arguments = list(_arguments(node.args))
@@ -1115,7 +1154,7 @@ class _Reader(ast.NodeVisitor):
                 self.me = plain[0].arg
                 self.env[self.me] = _Value((self.cls.path,), True)
             self.block(node.body)
-            self.env, self.within, self.cls, self.me, self.guards, self.unless = kept
+            self.env, self.within, self.cls, self.me, self.guards, self.unless, self.arms = kept
 
         self.deferred.append(run)
 
@@ -1152,6 +1191,8 @@ class _Reader(ast.NodeVisitor):
                 is_property = any("property" in self.source(d) for d in inner_node.decorator_list)
                 if is_property:
                     known.attributes[inner_node.name] = self.annotated(inner_node.returns)
+            elif isinstance(inner_node, ast.ClassDef):
+                known.names.add(inner_node.name)
             elif isinstance(inner_node, (ast.Assign, ast.AnnAssign)):
                 targets = (
                     inner_node.targets
@@ -1322,6 +1363,7 @@ def _read_package(package: _Package) -> Contract:
         sites=out.finished(True),
         other_calls=out.finished(False),
         modules=dict(sorted(modules.items())),
+        written=tuple(sorted(package.written)),
     )
 
 

@@ -53,7 +53,9 @@ class CallSite:
     whose absence does (what a ``hasattr`` asks for). ``store``: the
     name is written to, as in a monkeypatch. ``any_of`` names what the object may be instead: it is
     enough that one of them fits. ``unbound``: a method is called on its class, so that the first
-    argument is the instance. ``is_module``: an import that names a module as such. A ``subclass``
+    argument is the instance. ``is_module``: an import that names a module as such. ``arms`` are the
+    branches it stands in, as
+    ``line:then`` or ``line:else``. A ``subclass``
     site's symbol is the base; a ``hook``
     site is a method of a worker extension, its symbol the worker's name that must stay free.
     """
@@ -76,6 +78,7 @@ class CallSite:
     unbound: bool = False
     needs: tuple[str, ...] = ()
     is_module: bool = False
+    arms: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -96,6 +99,7 @@ class Contract:
     modules that use vLLM, for drifts of behaviour that no signature shows: their ``symbol`` is the
     callee's source, imported names written out (``torch.cuda.mem_get_info``). ``modules`` maps each
     module that uses vLLM, and each that those import inside the package, to what it imports there.
+    ``written`` names the attributes that it gives to objects other than ``self``.
     """
 
     name: str
@@ -105,6 +109,7 @@ class Contract:
     sites: tuple[CallSite, ...] = ()
     other_calls: tuple[CallSite, ...] = field(default=())
     modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
 
     def calls(self, symbol: str) -> tuple[CallSite, ...]:
         """Return the calls of that vLLM symbol."""

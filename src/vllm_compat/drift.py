@@ -74,6 +74,7 @@ class Finding:
 _STEP = ("execute_model", "sample_tokens")
 
 _POSITIONAL = (ParameterKind.POSITIONAL_ONLY, ParameterKind.POSITIONAL_OR_KEYWORD)
+_SCALARS = frozenset(f"builtins.{name}" for name in ("bool", "bytes", "float", "int", "str"))
 _LIST_LIKE = frozenset({"list", "List", "tuple", "Tuple", "Sequence"})
 
 
@@ -180,7 +181,7 @@ class _Finder:
         )
 
     def add(self, finding: Finding) -> None:
-        key = (finding.kind, finding.symbol, finding.name, finding.seen, finding.detail)
+        key = (*finding.key, finding.seen, finding.detail, finding.fatal)
         known = self.found.get(key)
         if known is None:
             self.found[key] = finding
@@ -225,6 +226,8 @@ class _Finder:
         if owner is None or owner.kind is SymbolKind.MODULE:
             self.absent(site, missing)
             return
+        if {name, re.split(r"\W", _last(parent), maxsplit=1)[0]} & set(self.contract.written):
+            return  # the downstream gives objects this attribute, or puts its own object there
         returned = _returned_type(self.surface, parent)
         if returned is not None:
             call = missing.rpartition(".")[0].removesuffix("()")
@@ -260,15 +263,17 @@ class _Finder:
         """Return a subclass that has a name which a value's annotated class has not.
 
         An annotation may promise less than there is. Empty where no subclass has it, or where the
-        class is named itself; None where the downstream's own subclasses may.
+        class is named itself; None where it can't be known: the downstream's own subclasses may, or one
+        with a base from outside vLLM.
         """
-        if owner.path == parent or owner.kind is SymbolKind.MODULE:
+        named = owner.kind is SymbolKind.CLASS and owner.path == parent
+        if named or owner.kind is SymbolKind.MODULE:
             return ""
         path = owner.path
         if owner.kind is not SymbolKind.CLASS:
             types = self.surface.value_types(parent)
             if types is None or len(types - {"None"}) != 1:
-                return None
+                return "" if owner.path == parent else None
             path = next(iter(types - {"None"}))
         if any(
             path in self.surface.ancestors(known.path)
@@ -278,8 +283,10 @@ class _Finder:
             return None
         for other in self.surface.deriving(path):
             found = self.surface.resolve(other)
-            if found is not None and (name in found.members or found.open_ended):
+            if found is not None and name in found.members:
                 return other
+            if found is not None and found.open_ended:
+                return None
         return ""
 
     def _calls_before(self, site: CallSite, call: str) -> tuple[CallSite, ...]:
@@ -482,6 +489,7 @@ class _Finder:
                 bound = replace(site, positional=site.positional[1:])
         others = [s.signature for o in site.any_of if (s := self.surface.resolve(self.here(o)))]
         certain = not any(s is None or not bind(bound, s) for s in others)
+        certain = certain and not self.avoided(site, signature)
         for problem in bind(bound, signature, before):
             self.add(
                 Finding(
@@ -497,6 +505,17 @@ class _Finder:
                 )
             )
         self.result(site, signature)
+
+    def avoided(self, site: CallSite, signature: Signature) -> bool:
+        """Whether the other arm of an ``if`` makes the same call in a way that fits."""
+        opposite = {"then": "else", "else": "then"}
+        others = {f"{line}:{opposite[arm]}" for line, _, arm in (a.partition(":") for a in site.arms)}
+        return any(
+            other.within == site.within
+            and others.intersection(other.arms)
+            and not bind(other, signature)
+            for other in (self.contract.calls(site.symbol) if others else ())
+        )
 
     def told(self, problem: Problem) -> str:
         """Return a problem's sentence, with the release that a behaviour is compared with."""
@@ -588,7 +607,11 @@ class _Finder:
             return
         # A future comes only where the call asks for one.
         returned = frozenset(t for t in returned if _last(t) != "Future")
-        surplus = {t for t in returned if not self.surface.ancestors(t) & taken}
+        # Of types from outside vLLM it can't be said what else they are: a generator is an iterable.
+        told = {t for t in returned if t == "None" or t.startswith("vllm.")}
+        if all(t in _SCALARS or t == "None" or t.startswith("vllm.") for t in taken):
+            told |= returned & _SCALARS
+        surplus = {t for t in told if not self.surface.ancestors(t) & taken}
         fitting = returned - surplus
         if surplus and not fitting - {"None"}:
             names = " or ".join(sorted(map(_last, surplus)))

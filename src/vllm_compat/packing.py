@@ -10,7 +10,7 @@ from vllm_compat.drift import Finding, FindingKind
 from vllm_compat.plan import Plan, loads
 
 _SITE = tuple(f.name for f in fields(CallSite))
-_TUPLES = ("positional", "unless", "any_of", "needs")
+_TUPLES = ("positional", "unless", "any_of", "needs", "arms")
 _FINDING = tuple(f.name for f in fields(Finding))
 
 
@@ -21,6 +21,7 @@ def pack_contract(contract: Contract) -> dict[str, Any]:
         "sites": [_pack_site(site) for site in contract.sites],
         "other_calls": [_pack_site(site) for site in contract.other_calls],
         "modules": dict(contract.modules),
+        "written": list(contract.written),
     }
 
 
@@ -35,6 +36,7 @@ def unpack_contract(record: dict[str, Any]) -> Contract:
         sites=tuple(map(_unpack_site, record["sites"])),
         other_calls=tuple(map(_unpack_site, record["other_calls"])),
         modules={name: tuple(others) for name, others in record["modules"].items()},
+        written=tuple(record["written"]),
     )
 
 

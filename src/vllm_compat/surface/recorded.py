@@ -321,7 +321,8 @@ class Store:
 
     def _mentions(self, name: str) -> Iterator[tuple[str, int]]:
         """Iterate over the classes of any release whose header mentions a name."""
-        pattern = re.compile(rf'^(\w+)\t([\d,-]+)\t\["c",\[[^\]]*\b{re.escape(name)}\b', re.M)
+        # Anywhere in the header, since bases may hold brackets: who asks looks at the bases themselves.
+        pattern = re.compile(rf'^(\w+)\t([\d,-]+)\t\["c",\[.*\b{re.escape(name)}\b', re.M)
         for group in self.groups():
             text = self.text(group) if group not in (MODULES, NAMES, DIGESTS) else ""
             for match in pattern.finditer(text) if name in text else ():
@@ -430,6 +431,9 @@ class RecordedBody:
         found: list[str] | None = self._head(2)
         return found
 
+    def may_have(self, name: str) -> bool:
+        return self.dynamic
+
     def _there(self, name: str) -> bool:
         return self._view.row(self._rows.of(name)) is not None
 
@@ -461,6 +465,11 @@ class _NamesBody:
         self._view = view
         self._rows = rows
         self.dynamic = rows is None or view.row(rows.of("*")) is not None
+
+    def may_have(self, name: str) -> bool:
+        # What a module imports from outside vLLM is not recorded: a name that no release ever had
+        # may be such a one.
+        return self.dynamic or self._rows is None or not self._rows.of(name)
 
     def _kind(self, name: str) -> str | None:
         if self._rows is None or name in ("", "*"):

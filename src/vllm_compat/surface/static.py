@@ -84,6 +84,9 @@ class Body(Protocol):
     def exported(self) -> list[str] | None:
         """``__all__``, where it is a plain list."""
 
+    def may_have(self, name: str) -> bool:
+        """Whether the module may have a name that could not be read."""
+
     def names(self) -> list[str]:
         """Names that exist at run time."""
 
@@ -251,7 +254,7 @@ class StaticSurface(Surface):
             entry = body.typing_entry(name)
             if entry is not None:
                 return self._enter(module, name, entry)
-        if body.dynamic or any(not self._ours(star) for star in body.stars):
+        if body.may_have(name) or any(not self._ours(star) for star in body.stars):
             return UNKNOWN
         return None
 
@@ -406,6 +409,8 @@ class StaticSurface(Surface):
     def _open_ended(self, thing: Thing) -> bool:
         """Whether the class may have members that can't be read."""
         for base in self._mro(thing):
+            if base.path.endswith(".Protocol"):
+                return True  # it promises less than there is
             if base.kind == "class":
                 if "g" in base.entry[5]:
                     return True
@@ -439,7 +444,8 @@ class StaticSurface(Surface):
                 return UNKNOWN
         if annotation is not None:
             return annotation
-        return UNKNOWN if hasattr(object, name) or name == "__dict__" else None
+        # ``__dict__``, ``__members__``, ``__dataclass_fields__``, …: given by metaclass or decorator.
+        return UNKNOWN if name.startswith("__") and name.endswith("__") else None
 
     def _enter_member(self, owner: Thing, name: str, entry: Entry) -> Thing:
         path = f"{owner.path}.{name}"

@@ -585,6 +585,10 @@ class ModuleSyntax:
                     entry = seen[0]
                 self._nodes[name] = [lambda e=entry: e]  # type: ignore[misc]
 
+    def may_have(self, name: str) -> bool:
+        """Return whether the module may have a name that could not be read."""
+        return self.dynamic
+
     def names(self) -> list[str]:
         """Return the names that exist at run time, in order."""
         return list(self._nodes)
