@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.downstreams import VERSIONS, contract
+from tests.downstreams import VERSIONS, contract, wheel
 
 from vllm_compat.adapters import registry
 from vllm_compat.check import judge
-from vllm_compat.environment import Environment
+from vllm_compat.environment import Environment, own_features
 from vllm_compat.plan import Plan, Step, loads, make_plan
 from vllm_compat.report.model import Standing, Verdict
 from vllm_compat.surface.recorded import RecordedSurface, closest_record
 
 RECORDS = Path(__file__).parent.parent / "records"
-
-ADDED_SINCE = frozenset({"config.sliding_window", "device.fork", "generator.save_backlog"})
-"""Adapters that came, or came to more pairs, after some records were made, so that these lack them."""
 
 NO_ABLATION = frozenset(
     {
@@ -37,7 +36,17 @@ NO_ABLATION = frozenset(
         "transformers.torch_annotation",
     }
 )
-"""Adapters that may lack a record of a run that fails without them; no other may."""
+"""Adapters that repair findings and may lack a record of a run that fails without them; no other may."""
+
+KNOWN = frozenset(adapter.name for adapter in registry())
+
+
+@cache
+def own(version: str) -> tuple[str, ...]:
+    """Return the features that a downstream's source shows by itself."""
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel(version)) as archive:
+        archive.extractall(folder)
+        return own_features(Path(folder, "speculators"))
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,8 @@ class Cell:
             return loads(json.dumps(plan)).environment
         # Cells on the CPU keep no more of a plan than its steps.
         versions = tuple((n, v) for n, v in self.record["versions"].items() if v)
-        return Environment(str(self.record["python"]), versions, "cpu")
+        features = own(self.record["versions"]["speculators"])
+        return Environment(str(self.record["python"]), versions, "cpu", features=features)
 
     @property
     def knows_all(self) -> bool:
@@ -149,11 +159,12 @@ def test_there_are_records_of_many_kinds() -> None:
 @each([cell for cell in cells() if cell.in_force is not None])
 def test_the_adapters_named_now_are_those_that_were_in_force(cell: Cell) -> None:
     assert cell.in_force is not None
-    named = set(plan_now(cell.pair, cell.environment).adapters)
-    recorded = cell.in_force | cell.off
+    plan = plan_now(cell.pair, cell.environment)
+    recorded = (cell.in_force | cell.off) & KNOWN
     unseen = set() if cell.knows_all else {a for a in recorded if a.startswith("transformers.")}
-    assert recorded - unseen <= named
-    assert named - recorded <= ADDED_SINCE
+    assert recorded - unseen <= set(plan.adapters)
+    # What no signature shows may have become known after the record was made; what one shows was there.
+    assert {step.adapter for step in plan.steps if step.findings} <= recorded
 
 
 @each([cell for cell in cells() if cell.in_force and cell.outcome == "right"])
@@ -170,9 +181,12 @@ def test_an_adapter_without_which_a_run_fails_is_named(cell: Cell) -> None:
     assert cell.off - unseen <= set(plan_now(cell.pair, cell.environment).adapters)
 
 
-def test_each_adapter_is_shown_to_be_needed() -> None:
+def test_each_adapter_that_repairs_a_finding_is_shown_to_be_needed() -> None:
     shown = {name for cell in ablations() for name in cell.off if len(cell.off) == 1}
-    assert {adapter.name for adapter in registry()} - shown <= NO_ABLATION | ADDED_SINCE
+    plans = [plan_now(cell.pair, cell.environment) for cell in cells()]
+    repairing = {step.adapter for plan in plans for step in plan.steps if step.findings}
+    assert len(repairing) >= 8
+    assert repairing - shown <= NO_ABLATION
 
 
 @each(stock())
