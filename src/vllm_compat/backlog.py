@@ -108,12 +108,19 @@ def submit(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str,
     return future
 
 
-def wait_for_saves() -> None:
-    """Wait until the next batch may begin; guards ask this before each ``generate()`` call."""
-    if account.is_ours() and _backlog.bytes > bound():
-        progress.note(waiting="for results to be saved")
+def wait_for_saves() -> bool:
+    """Wait until the next batch may begin, and return whether that took any time.
+
+    Guards ask this before each ``generate()`` call.
+    """
+    if not account.is_ours() or _backlog.bytes <= bound():
+        return False
+    progress.note(waiting="waiting for results to be saved")
+    try:
         _backlog.wait(bound())
+    finally:
         progress.note(waiting=None)
+    return True
 
 
 def facts() -> dict[str, Any]:

@@ -166,7 +166,8 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
         saving.refuse_after_failure()
-        backlog.wait_for_saves()
+        if backlog.wait_for_saves():
+            saving.refuse_after_failure()
         for index, prompt in enumerate(given):
             if len(prompt) == 0:
                 raise GuardError(

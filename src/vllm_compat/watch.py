@@ -184,6 +184,8 @@ def _extracting(said: Mapping[str, Any], waited: float, processes: tuple[Process
         left = max(0.0, (total - samples) * seconds / (samples * (calls - 1) / calls) - waited)
         facts["seconds_left"] = round(left, 1)
         line += f", about {_seconds(left)} left"
+    if said.get("waiting"):
+        line += f", {said['waiting']}"
     usual = seconds / (calls - 1) if calls > 1 else None
     if "call_since" not in said:
         waited = 0.0  # the program is between two batches

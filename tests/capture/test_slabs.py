@@ -56,6 +56,24 @@ def test_memory_is_the_machines_or_the_control_groups(
     assert slabs.machine_memory(tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "file"),
+    [
+        ("0::/user.slice/job.scope", "user.slice/memory.max"),
+        ("0::/user.slice/job.scope", "user.slice/job.scope/memory.max"),
+        ("9:cpu,memory:/docker/x", "memory/docker/x/memory.limit_in_bytes"),
+    ],
+)
+def test_the_limit_of_a_nested_group_counts(tmp_path: Path, line: str, file: str) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text(f"MemTotal:  {64 * 2**20} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(line + "\n")
+    limit = tmp_path / "sys/fs/cgroup" / file
+    limit.parent.mkdir(parents=True)
+    limit.write_text(f"{3 * 2**30}\n")
+    assert slabs.machine_memory(tmp_path) == 3 * 2**30
+
+
 def test_an_offer_that_can_be_opened_is_taken() -> None:
     offered = slabs.offer(None)
     assert slabs.try_offer(offered) == ""

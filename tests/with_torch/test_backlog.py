@@ -68,6 +68,15 @@ def submit(pool: ThreadPoolExecutor, *args: Any) -> Future[Any]:
     return backlog.submit(pool.submit, pool, args, {})
 
 
+def test_the_status_line_says_what_a_run_waits_for() -> None:
+    from vllm_compat.watch import Process, view
+
+    said = {"role": "program", "pid": 1, "phase": "extracting", "samples": 8, "changed": 0.0}
+    assert "waiting" not in view([Process(said)], 1.0).line
+    waiting = {**said, "waiting": "waiting for results to be saved"}
+    assert view([Process(waiting)], 1.0).line.endswith("waiting for results to be saved")
+
+
 def generate() -> str:
     backlog.wait_for_saves()
     return "extracted"

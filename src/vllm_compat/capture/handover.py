@@ -116,7 +116,7 @@ def _copy(tensor: Any) -> Any:
         torch.set_num_threads(threads)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _mapped: dict[tuple[int, int, int, int], Mapping] = {}
 """Slabs mapped into this process, by (pid, file descriptor, size, inode)."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,18 @@ def machine_memory(root: Path = Path("/")) -> int:
     """Return the bytes of memory that this process may use: the machine's, or its control group's."""
     text = (root / "proc/meminfo").read_text()
     total = int(text.split("MemTotal:")[1].split()[0]) * 1024
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            value = (root / "sys/fs/cgroup" / name).read_text().strip()
-        except OSError:
-            continue
-        if value.isdigit():
-            total = min(total, int(value))
+    mount = root / "sys/fs/cgroup"
+    groups = [mount / "memory.max", mount / "memory/memory.limit_in_bytes"]
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, kinds, path = line.split(":", 2)
+            own = mount / path.lstrip("/") if number == "0" else mount / "memory" / path.lstrip("/")
+            if number == "0" or "memory" in kinds.split(","):
+                name = "memory.max" if number == "0" else "memory.limit_in_bytes"
+                groups += [folder / name for folder in (own, *own.parents) if mount in folder.parents]
+    for file in groups:
+        with suppress(OSError, ValueError):
+            total = min(total, int(file.read_text()))  # "max" is no number, and no limit
     return total
 
 
