@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -178,6 +182,25 @@ def test_a_cell_that_hangs_or_leaves_nothing_is_a_failure(lab: Lab) -> None:
     assert record["plain"]["error"] == "ended with status 0 and left no record"
 
 
+def test_a_terminated_matrix_ends_what_it_has_started(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.cells(cell__llama__1="hangs")
+    started: list[subprocess.Popen[str]] = []
+
+    class Watched(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            started.append(self)
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    monkeypatch.setattr(environments.subprocess, "Popen", Watched)
+    with pytest.raises(KeyboardInterrupt), matrix.ended_by_signal():
+        lab.run()
+    assert [process.wait(10) for process in started] == [-signal.SIGKILL]
+    assert not list(lab.out.glob("*"))
+
+
 def test_a_release_that_loads_nowhere_is_judged_by_its_surface(lab: Lab) -> None:
     fake = Path(__file__).parent.parent / "fakes" / "speculators_0_3"
     options = Options(("0.11.2",), lab.out, lab.home, ("0.3.0",))
@@ -213,6 +236,9 @@ def test_releases_are_chosen_by_name_and_range() -> None:
         (("0.16.0", "--all"), "Name vLLM releases"),
         (("9.0",), "No known vLLM release"),
         (("--overlay", "/nowhere"), "no file or folder /nowhere"),
+        (("0.16.0", "--ranks", "0"), "--ranks 0 makes no sense"),
+        (("0.16.0", "--without", "nothing"), "There is no adapter 'nothing'"),
+        (("0.16.0", "--speculators", "0.5.0"), "speculators 0.5.0 has no in-process generator"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -597,6 +598,7 @@ def run_matrix(options: argparse.Namespace) -> int:
     root = Path(options.root) if options.root else None
     if options.list:
         return _list(out, root)
+    _refuse_nonsense(options)
     source = Path(options.overlay) if options.overlay else None
     if source is not None:
         from vllm_compat.surface.files import package_at
@@ -634,11 +636,45 @@ def run_matrix(options: argparse.Namespace) -> int:
         ),
         lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )
-    with cores(options.cores):
+    with cores(options.cores), ended_by_signal():
         records = matrix.run()
     if options.prepare:
         return 0
     return _give(records, options)
+
+
+def _refuse_nonsense(options: argparse.Namespace) -> None:
+    """Raise `UsageError` for options that no run could make sense of."""
+    from vllm_compat.adapters import registry
+
+    for version in options.speculators:
+        if version not in SPECULATORS:
+            raise UsageError(
+                f"speculators {version} has no in-process generator; choose of {', '.join(SPECULATORS)}."
+            )
+    known = {adapter.name for adapter in registry()}
+    for name in options.without:
+        if name not in known:
+            raise UsageError(f"There is no adapter {name!r}: `vllm-compat adapters` lists them.")
+    for name, least in (("ranks", 1), ("cores", 1), ("limit", 1), ("disk", 1)):
+        given = getattr(options, name)
+        for number in given if isinstance(given, list) else [given]:
+            if number is not None and number < least:
+                raise UsageError(f"--{name} {number:g} makes no sense; it is at least {least}.")
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[None]:
+    """Make SIGTERM an exception for a while, so that what was started ends with this process."""
+
+    def end(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _give(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> int:
