@@ -192,6 +192,21 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_preflight)
 
 
+def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
+    _add_run_arguments(parser)
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="ADAPTER", help="leave an adapter out"
+    )
+    parser.add_argument("--capture", default="auto", help="how hidden states are captured")
+    parser.add_argument(
+        "--dequantised", action="store_true", help="rehearse without the quantised kernels"
+    )
+    parser.add_argument("--log", metavar="FILE", help="append the run's output to this file")
+    parser.add_argument("--keep", metavar="DIR", help="keep the small model and the records here")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(command=_rehearse)
+
+
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and the options of stock's offline script, under its names."""
     parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
@@ -276,6 +291,7 @@ def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("say what will work, before anything loads", _set_up_check),
     "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
+    "rehearse": ("run a small model of the same kind first, and judge its rows", _set_up_rehearse),
     "preflight": ("say what a run will meet, without weights or a GPU", _set_up_preflight),
     "status": ("say what a run is doing", _set_up_status),
     "layers": ("show a model's layer ids in every numbering", _set_up_layers),
@@ -350,6 +366,30 @@ def _preflight(options: argparse.Namespace) -> int:
             read_speed=parse_size(options.read_speed) if options.read_speed else None,
         ),
         ask=not options.static,
+    )
+    print(render(report, "json" if options.json else "text"))
+    return report.exit_status
+
+
+def _rehearse(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from vllm_compat.rehearse import Options, rehearse, render
+
+    report = rehearse(
+        Options(
+            model=options.model,
+            layer_ids=tuple(options.layer_ids) if options.layer_ids else None,
+            devices=options.devices,
+            max_model_len=options.length,
+            batch_size=options.batch_size,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            without=tuple(options.without),
+            capture=options.capture,
+            dequantised=options.dequantised,
+            keep=Path(options.keep) if options.keep else None,
+        ),
+        log=Path(options.log) if options.log else None,
     )
     print(render(report, "json" if options.json else "text"))
     return report.exit_status

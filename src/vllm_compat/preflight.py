@@ -142,7 +142,7 @@ def preflight(options: Options, *, ask: bool = True) -> Report:
             process.close()
     if ask:
         items[0:0] = _architecture(config, asked)
-        items += _choices(asked, options)
+        items += _choices(asked, options, latent=bool(text.get("kv_lora_rank")))
     memory = _memory(asked, options, text)
     if memory:
         items.append(_fits(memory, asked, options))
@@ -309,8 +309,8 @@ def _output(options: Options, text: Mapping[str, Any]) -> list[Item]:
     return [Item("disk", "ok" if needed < free else "fail", words)]
 
 
-def _choices(asked: Mapping[str, Any], options: Options) -> list[Item]:
-    """Say which backend and which methods vLLM chooses."""
+def _choices(asked: Mapping[str, Any], options: Options, *, latent: bool) -> list[Item]:
+    """Say which backend and which methods vLLM chooses; ``latent``: the model has latent attention."""
     if not asked.get("weight_bytes"):
         return []
     where = asked.get("device") or asked.get("platform") or "this device"
@@ -338,7 +338,8 @@ def _choices(asked: Mapping[str, Any], options: Options) -> list[Item]:
         if predicates:
             words += f"; compiled answers assumed: {', '.join(predicates)}"
         items.append(Item("how", "note", words))
-    if os.environ.get("VLLM_MLA_DISABLE", "0") not in ("", "0") and not asked.get("use_mla", True):
+    disabled = os.environ.get("VLLM_MLA_DISABLE", "0") not in ("", "0")
+    if disabled and latent and not asked.get("use_mla", True):
         items.append(Item("attention", "note", "VLLM_MLA_DISABLE is set, so that MLA is not used"))
     return items
 

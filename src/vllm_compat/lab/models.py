@@ -93,6 +93,16 @@ _REMOTE_CODE = (
 )
 
 
+SPECIAL_IDS = {
+    "bos_token_id": "[BOS]",
+    "eos_token_id": "[EOS]",
+    "pad_token_id": "[PAD]",
+    "media_placeholder_token_id": "<|media_pad|>",
+    "image_token_id": "<|media_pad|>",
+}
+"""Fields of a configuration that hold the id of a special token, and which it is here."""
+
+
 def special_token_id(name: str) -> int:
     """Return the id of a special token in the tiny models' vocabulary."""
     for offset, token in SPECIAL_TOKENS.items():
@@ -462,17 +472,14 @@ _INT4_CONFIG: dict[str, Any] = {
 }
 
 
-def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]:
-    """Draw a Kimi-K2.5 and return its configuration."""
-    text = _deepseek(shape, weights, "language_model.", theta=50000.0, factor=2.827, int4=int4)
-    text["model_type"] = "kimi_k2"
-    if int4:
-        text["quantization_config"] = _INT4_CONFIG
-    # As many heads as the decoder: tensor-parallel ranks share both.
-    heads, blocks, grid = shape.heads, 2, 8
-    width, inner = 32 * heads, 64 * heads
+def draw_vision_tower(weights: _Weights, vision: Mapping[str, Any], hidden_size: int) -> None:
+    """Draw Kimi-K2.5's vision tower and projector for a vision configuration."""
+    width, inner, grid = (
+        int(vision[name]) for name in ("hidden_size", "intermediate_size", "pos_emb_height")
+    )
+    patch, blocks = int(vision["patch_size"]), int(vision["num_hidden_layers"])
     tower = "vision_tower"
-    weights.draw(f"{tower}.patch_embed.proj.weight", width, 3, _PATCH, _PATCH, scale=0.02)
+    weights.draw(f"{tower}.patch_embed.proj.weight", width, 3, patch, patch, scale=0.02)
     weights.draw(f"{tower}.patch_embed.proj.bias", width, scale=0.02)
     weights.draw(f"{tower}.patch_embed.pos_emb.weight", grid, grid, width, scale=1.0)
     for block in range(blocks):
@@ -486,7 +493,31 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
     weights.norm(f"{tower}.encoder.final_layernorm", width, bias=True)
     weights.norm("mm_projector.pre_norm", width, bias=True)
     weights.linear("mm_projector.proj.0", 4 * width, 4 * width, bias=True)
-    weights.linear("mm_projector.proj.2", shape.hidden_size, 4 * width, bias=True)
+    weights.linear("mm_projector.proj.2", hidden_size, 4 * width, bias=True)
+
+
+def write_kimi_code(folder: Path) -> list[str]:
+    """Put Kimi-K2.5's remote code and image processor where they are missing; return their names."""
+    supplied = []
+    for file in _REMOTE_CODE:
+        if not (folder / file).exists():
+            shutil.copyfile(Path(__file__).parent / "remote_code" / file, folder / file)
+            supplied.append(file)
+    if not (folder / "preprocessor_config.json").exists():
+        _write_json(folder / "preprocessor_config.json", _IMAGE_PROCESSOR)
+        supplied.append("preprocessor_config.json")
+    return supplied
+
+
+def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]:
+    """Draw a Kimi-K2.5 and return its configuration."""
+    text = _deepseek(shape, weights, "language_model.", theta=50000.0, factor=2.827, int4=int4)
+    text["model_type"] = "kimi_k2"
+    if int4:
+        text["quantization_config"] = _INT4_CONFIG
+    # As many heads as the decoder: tensor-parallel ranks share both.
+    heads, blocks, grid = shape.heads, 2, 8
+    width, inner = 32 * heads, 64 * heads
     sizes = {
         "hidden_size": width,
         "intermediate_size": inner,
@@ -515,6 +546,7 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
         "pos_emb_width": grid,
         "pos_emb_time": 4,
     }
+    draw_vision_tower(weights, vision, shape.hidden_size)
     return {
         "architectures": ["KimiK25ForConditionalGeneration"],
         "model_type": "kimi_k25",
