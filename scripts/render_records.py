@@ -106,7 +106,45 @@ def compatibility() -> str:
             "",
             f"Record: [{path}](../{path}).",
         ]
+    for path, record in records("preflight on a GPU", "gpu"):
+        parts += preflighted(path, record)
     return "\n".join([*parts, ""])
+
+
+def preflighted(path: str, record: dict[str, Any]) -> list[str]:
+    """Return what preflight had predicted of runs, beside what they then had in force and took."""
+    parts = [
+        "",
+        "## Preflight held against runs",
+        "",
+        f"{record['device']}, vLLM {record['vllm']}, speculators {record['speculators']}, random weights"
+        " of published layer shapes; `scripts/gpu/preflight_record.py`. Predicted before the run, from"
+        " the configuration alone.",
+        "",
+        "| model | backend predicted, in force | method of experts predicted, in force |"
+        " memory predicted | measured | deviation |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in record["cases"].values():
+        asked, compared = case["predicted"]["asked"], case["compared"]
+        name = f"{case['config']['architectures'][0]}, {case['config']['num_hidden_layers']} layers"
+        predicted = ", ".join(asked["attention"])
+        methods = ", ".join(asked["moe_methods"]) or "–"
+        if not compared.get("measured_bytes"):
+            cause = case["seen"]["error"].partition(":")[2].strip()
+            parts.append(f"| {name} | {predicted}, not run | {methods}, not run ({cause}) | | | |")
+            continue
+        worker = case["seen"]["workers"][0]
+        names = [method.split(": ") for method in worker["quant_methods"]]
+        experts = sorted({method for module, method in names if "Expert" in module or "MoE" in module})
+        parts.append(
+            f"| {name} | {predicted}, {', '.join(worker['attention'])} |"
+            f" {methods}, {', '.join(experts) or '–'} | {compared['predicted_bytes'] / 2**30:.1f} GiB |"
+            f" {compared['measured_bytes'] / 2**30:.1f} GiB"
+            f" ({compared['share_of_card']:.0%} of the card) |"
+            f" {compared['deviation']:+.1%} |"
+        )
+    return [*parts, "", f"Record: [{path}](../{path})."]
 
 
 def families() -> str:

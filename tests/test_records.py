@@ -114,3 +114,17 @@ def test_what_waits_to_be_saved_was_bounded_and_grows_without_the_adapter() -> N
     assert bounded["most_waiting"] <= bounded["bound"] + bounded["batch_bytes"]
     assert unbounded["most_waiting"] > 2 * bounded["most_waiting"]
     assert bounded["most_shared_memory"] < unbounded["most_shared_memory"] / 2
+
+
+def test_preflight_was_right_on_a_gpu() -> None:
+    (record,) = (read(p) for p in (RECORDS / "gpu").glob("h200-preflight-*.json"))
+    run = {name: case for name, case in record["cases"].items() if "workers" in case["seen"]}
+    assert set(run) == {"dense", "moe"}
+    for case in run.values():
+        worker, asked = case["seen"]["workers"][0], case["predicted"]["asked"]
+        assert sorted(asked["attention"]) == worker["attention"]
+        methods = {name.partition(": ")[2] for name in worker["quant_methods"]}
+        assert {name.partition(": ")[2] for name in asked["methods"]} == methods
+        used = case["seen"]["memory"][0]["used"]
+        assert used > 0.5 * case["seen"]["memory"][0]["total"]
+        assert abs(case["predicted"]["memory"]["total"] / used - 1) < 0.1
