@@ -203,7 +203,7 @@ def strangers(found: Sequence[Any], expected: Sequence[Any]) -> str:
         rows = rows / rows.norm(dim=1, keepdim=True)
         right = right / right.norm(dim=1, keepdim=True)
         likeness = rows @ right.T
-        own = likeness.diagonal()
+        own = likeness.diagonal().clone()
         alike = right @ right.T
         likeness[alike > 0.99] = -1.0
         lost = (likeness.max(dim=1).values > own).nonzero().flatten().tolist()
