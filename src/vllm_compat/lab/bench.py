@@ -140,6 +140,9 @@ def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
     modes: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = options.model
+        if not model and options.shape in (None, "tiny"):
+            # Stock chooses one of four layers twice, and returns it once.
+            options.layer_ids = options.layer_ids or [0, 1, 2, 3]
         if not model:
             model = folder
             _write_model(Path(folder), SHAPES[options.shape or "tiny"])
