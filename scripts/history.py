@@ -5,22 +5,37 @@ usage: history.py DOWNSTREAM [DOWNSTREAM …]     (names, folders or wheels of s
 
 For each recorded release R only those adapters count whose drift R or an older release shows, and
 the derived ones, which follow from any surface. A later release gets through if its plan needs no
-other adapter and leaves nothing unmet. Prints Markdown.
+other adapter and leaves nothing unmet; counting ends at the first that does not. Writes
+records/history.json, from which render_records.py makes docs/history.md.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+RECORD = ROOT / "records" / "history.json"
 
 
 def main(downstreams: list[str]) -> int:
-    """Print one table for all downstreams."""
+    """Write the record of what the downstreams' plans say."""
+    if not downstreams or downstreams[0].startswith("-"):
+        print(__doc__, end="")
+        return 0 if downstreams else 2
+    RECORD.write_text(json.dumps(history(downstreams), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def history(downstreams: Sequence[str | Path]) -> dict[str, Any]:
+    """Return, for each release, how far each downstream gets with what was known then."""
     from packaging.version import Version
 
-    from vllm_compat.adapters import by_name, registry
+    from vllm_compat.adapters import registry
     from vllm_compat.contract import read_contract
     from vllm_compat.environment import Environment
     from vllm_compat.plan import make_plan
@@ -30,35 +45,69 @@ def main(downstreams: list[str]) -> int:
     versions = sorted((v for v in recorded_versions() if Version(v) >= Version("0.11.0")), key=Version)
     contracts = [read_contract(target) for target in downstreams]
     derived = {adapter.name for adapter in registry() if adapter.derived}
-    print("| known up to | " + " | ".join(f"speculators {c.version}" for c in contracts) + " |")
-    print("|---|" + "---|" * len(contracts))
     plans = {
         (contract.version, version): make_plan(contract, RecordedSurface(version), environment)
         for contract in contracts
         for version in versions
     }
+    rows = []
     for index, known in enumerate(versions[:-1]):
         cells = []
         for contract in contracts:
             have = set(derived)
             for version in versions[: index + 1]:
                 have.update(plans[contract.version, version].adapters)
-            through: list[str] = []
-            new: set[str] = set()
+            through, stop = 0, None
             for version in versions[index + 1 :]:
                 plan = plans[contract.version, version]
                 lacking = set(plan.adapters) - have
                 if plan.unmet or lacking:
-                    new |= lacking
+                    stop = {"at": version, "lacking": sorted(lacking), "unmet": len(plan.unmet)}
                     break
-                through.append(version)
-            later = len(versions) - index - 1
-            stop = "" if len(through) == later else f", then {', '.join(sorted(new)) or 'unmet'}"
-            cells.append(f"{len(through)} of {later}{stop}")
-        print(f"| {known} | " + " | ".join(cells) + " |")
-    print()
-    print("Derived: " + ", ".join(sorted(by_name(name).name for name in derived)) + ".")
-    return 0
+                through += 1
+            cells.append({"through": through, "of": len(versions) - index - 1, "stop": stop})
+        rows.append({"known": known, "cells": cells})
+    return {
+        "kind": "history",
+        "downstreams": [f"{contract.name} {contract.version}" for contract in contracts],
+        "derived": sorted(derived),
+        "rows": rows,
+    }
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return the record as a page of the documentation."""
+    names = record["downstreams"]
+    lines = [
+        "# Releases that nobody had seen",
+        "",
+        "Generated from `records/history.json` (made by `scripts/history.py`) by"
+        " `scripts/render_records.py`; do not edit.",
+        "",
+        "A nightly or a release that no record knows is judged by its surface alone. This is what would"
+        " have become of every later release with the knowledge of each earlier one: only those adapters"
+        " count whose drift that release or an older one shows, and the derived ones, which follow from"
+        " any surface. A release gets through if its plan needs no other adapter and leaves nothing"
+        " unmet; counting ends at the first that does not, which fails closed, with its findings."
+        " It is what the plans for a CUDA device say; `docs/compatibility.md`"
+        " says what has been run.",
+        "",
+        f"Derived: {', '.join(f'`{name}`' for name in record['derived'])}.",
+        "",
+        "| known up to | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for row in record["rows"]:
+        cells = []
+        for cell in row["cells"]:
+            text = f"{cell['through']} of {cell['of']}"
+            if stop := cell["stop"]:
+                why = [f"`{name}`" for name in stop["lacking"]]
+                why += [f"{stop['unmet']} unmet"] if stop["unmet"] else []
+                text += f"; {stop['at']}: {', '.join(why)}"
+            cells.append(text)
+        lines.append(f"| {row['known']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

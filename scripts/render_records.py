@@ -19,6 +19,7 @@ RECORDS = ROOT / "records"
 
 def main(arguments: list[str]) -> int:
     """Render both pages; return 1 where ``--check`` finds an old one."""
+    import history
     import performance
 
     from vllm_compat.register import as_markdown
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
         ROOT / "docs" / "compatibility.md": compatibility(),
         ROOT / "docs" / "adapters.md": as_markdown() + "\n",
         ROOT / "docs" / "families.md": families(),
+        ROOT / "docs" / "history.md": history.page(next(records("history"))[1]),
         ROOT / "docs" / "performance.md": performance.page(records),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
