@@ -40,7 +40,7 @@ def families(folder: str, out: str, where: str) -> None:
                 alone = json.loads(plain.read_text(encoding="utf-8"))
                 found["plain"] = {k: str(alone.get(k))[:300] for k in ("outcome", "worst", "error")}
             cells.append(found)
-    made = {"kind": "families", "schema_version": 1, "where": where, "cells": cells}
+    made = {"kind": "families", "schema_version": 1, "where": where, "families": cells}
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 

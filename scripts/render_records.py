@@ -156,7 +156,7 @@ def families() -> str:
     runs: dict[tuple[str, ...], dict[str, str]] = {}
     notes: list[str] = []
     for _, record in records("families", "families"):
-        for cell in record["cells"]:
+        for cell in record["families"]:
             runner = ", auxiliary" if cell["capture"] == "auxiliary" else ""
             version = cell["versions"].get("vllm", "")
             column = (record["where"] + runner, version, str(cell["ranks"]))

@@ -146,7 +146,7 @@ def families(fork: dict[str, str]) -> list[dict[str, Any]]:
 
     more = ["--canary", "--layer-ids", "0,1,2,3"]  # the last layer included
     cells = [cell("family", "0.4.0.1", name, *more, environ=fork) for name in FAMILY_NAMES]
-    for model in ("llama", "deepseek_v3", "kimi_k25", "qwen3", "gpt_oss", "gemma3_text"):
+    for model in ("llama", "deepseek_v3", "kimi_k25", "qwen3", "gpt_oss"):
         workers = {"capture": "auxiliary"}
         arguments = ["--capture", "auxiliary", *more]
         cells.append(cell("auxiliary", "0.4.0.1", model, *arguments, environ=fork, workers=workers))

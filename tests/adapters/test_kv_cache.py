@@ -189,3 +189,47 @@ def test_a_core_that_plans_nothing_is_refused_in_words(
         sys.modules[GENERATOR].get_kv_cache_config_from_groups(
             vllm_config=config, kv_cache_groups=[], available_memory=1
         )
+
+
+GROUPS = (
+    "vllm/v1/core/kv_cache_utils.py",
+    "def unify_hybrid_kv_cache_specs",
+    "def get_kv_cache_groups(vllm_config: object, kv_cache_spec: object) -> list[object]:\n"
+    "    return [vllm_config, kv_cache_spec]\n\n\ndef unify_hybrid_kv_cache_specs",
+)
+
+
+def test_layers_are_grouped_by_vllm_where_it_does_and_its_runner_wants_it(
+    make_case: MakeCase,
+) -> None:
+    def needed(*edits: Any, device: str = "cuda") -> bool:
+        case = make_case("speculators_0_4", *edits, device=device)
+        return by_name("kv_cache.groups").need(case) is not None
+
+    assert needed(GROUPS)
+    assert not needed(GROUPS, device="cpu"), "no V2 there, and none of its hybrids needs it"
+    assert not needed(GROUPS, RESOLVED), "the engine core groups them"
+    assert not needed(), "this vLLM groups nothing"
+
+
+def test_the_downstreams_layers_are_grouped_while_an_engine_is_built(
+    core: Any, make_case: MakeCase, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    utils = importlib.import_module("vllm.v1.core.kv_cache_utils")
+    monkeypatch.setattr(
+        utils, "get_kv_cache_groups", lambda config, specs: [config, specs], raising=False
+    )
+    module = sys.modules[GENERATOR]
+
+    def refuse(specs: object) -> None:
+        raise ValueError("failed to convert the KV cache specs")
+
+    monkeypatch.setattr(module, "unify_hybrid_kv_cache_specs", refuse)
+    monkeypatch.setattr(module, "_get_kv_cache_groups_uniform_spec", refuse)
+    install("kv_cache.groups", make_case("speculators_0_4", GROUPS, device="cuda"))
+    with building(SimpleNamespace(vllm_config="config"), "model"):
+        assert module.unify_hybrid_kv_cache_specs("specs") is None
+        assert module._get_kv_cache_groups_uniform_spec("specs") == ["config", "specs"]
+    for call in (module.unify_hybrid_kv_cache_specs, module._get_kv_cache_groups_uniform_spec):
+        with pytest.raises(ValueError, match="failed to convert"):
+            call("specs")

@@ -178,6 +178,13 @@ def test_one_tensor_is_the_stream_and_is_kept_from_later_changes(layer: type) ->
     assert torch.equal(stream, torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: (t,), lambda t: t[None], lambda t: (t[None],)])
+def test_a_batch_dimension_and_a_lone_tuple_are_no_hindrance(wrap: Any) -> None:
+    """What layers of vLLM's Transformers backend hand back."""
+    stream = stream_reader(One(), "0")(wrap(torch.ones(2, 3)))
+    assert torch.equal(stream, torch.ones(2, 3))
+
+
 @pytest.mark.parametrize(("layer", "value"), [(Sum, 3.0), (HandsOn, 3.0), (Whole, 1.0)])
 def test_a_pair_is_read_as_its_layer_means_it(layer: type, value: float) -> None:
     hidden, residual = torch.ones(2, 3), torch.full((2, 3), 2.0)
@@ -212,7 +219,6 @@ def test_a_pair_without_a_residual_is_the_stream(layer: type) -> None:
     [
         None,
         (),
-        (torch.ones(1),),
         (torch.ones(1), torch.ones(1), torch.ones(1)),
         (None, torch.ones(1)),
         [torch.ones(1), torch.ones(1)],

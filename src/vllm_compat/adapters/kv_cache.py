@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from vllm_compat.patching import Transaction, Wrapper
     from vllm_compat.plan import Plan
 
-FROM_GROUPS = "vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups"
+KV_CACHE_UTILS = "vllm.v1.core.kv_cache_utils"
+FROM_GROUPS = f"{KV_CACHE_UTILS}.get_kv_cache_config_from_groups"
+UNIFORM_SPEC = f"{KV_CACHE_UTILS}._get_kv_cache_groups_uniform_spec"
 
 
 class SpecsArgument(Adapter):
@@ -46,6 +48,64 @@ class SpecsArgument(Adapter):
             drop,
             confirm=lacks("kv_cache_specs"),
         )
+
+
+class Groups(Adapter):
+    """Put the layers into KV cache groups as this release does, not into one."""
+
+    name = "kv_cache.groups"
+    target = (
+        "unify_hybrid_kv_cache_specs and _get_kv_cache_groups_uniform_spec, as the downstream binds"
+        " them"
+    )
+    vllm = ">=0.11.0,<0.29.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing: layers whose KV cache specs differ (windowed and full attention, Mamba) belong into"
+        " groups of their own. Model runner V2 (0.22 and later) asserts that a group's layers are alike."
+    )
+    relies = (
+        "Makes one kind of them by force, which V2 and Mamba layers refuse, and puts all into one group."
+    )
+    does = (
+        "Answers with this release's own get_kv_cache_groups, in the downstream's own engine. Not on"
+        " CPU builds: they have no V2, and run windowed and full layers in one group."
+    )
+    until = "the downstream starts vLLM through its engine, or vLLM 0.28: see kv_cache.engine_core."
+    shown_by = (
+        "gemma2, gemma3_text, gpt_oss, speculators 0.4.0.1, vLLM 0.26.0 on an H200 (V2): All attention"
+        " layers in the same KV cache group must have the same attention spec; granite_hybrid, ditto:"
+        " failed to convert the KV cache specs to one unified type"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        sites = case.calls(UNIFORM_SPEC)
+        if not sites or case.environment.device == "cpu" or EngineCorePlans().need(case):
+            return None
+        if case.surface.resolve(f"{KV_CACHE_UTILS}.get_kv_cache_groups") is None:
+            return None
+        return Need(f"{sites[0].where} puts layers of every kind into one KV cache group")
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def as_they_are(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            return wrapped(*args, **kwargs) if current_build() is None else None
+
+        def grouped(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            build = current_build()
+            if build is None:
+                return wrapped(*args, **kwargs)
+            from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+
+            specs = args[0] if args else next(iter(kwargs.values()))
+            return get_kv_cache_groups(build.generator.vllm_config, specs)
+
+        module = plan.roles.generator_module
+        transaction.wrap(f"{module}:unify_hybrid_kv_cache_specs", as_they_are)
+        transaction.wrap(f"{module}:_get_kv_cache_groups_uniform_spec", grouped)
 
 
 class EngineCorePlans(Adapter):

@@ -60,10 +60,11 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
     """Return a function from what a layer returned to the residual stream after it.
 
     The stream is ``[tokens, hidden]``, a new tensor that later layers do not write to. A layer that
-    returns one tensor returns the stream. Of those that return ``(hidden_states, residual)`` most
-    leave the sum to the next layer, which reads ``residual``; others (Command-R, StableLM, EXAONE-4 in
-    vLLM) have added it already, and their next layer assigns ``residual`` anew without reading it.
-    Which of the two it is, is told from the source of the layer's ``forward`` (`leaves_the_sum`).
+    returns one tensor, alone or in a tuple, returns the stream. Of those that return
+    ``(hidden_states, residual)`` most leave the sum to the next layer, which reads ``residual``; others
+    (Command-R, StableLM, EXAONE-4 in vLLM) have added it already, and their next layer assigns
+    ``residual`` anew without reading it. Which of the two it is, is told from the source of the layer's
+    ``forward`` (`leaves_the_sum`).
 
     Raises:
         GuardError: By the function returned: the output is neither, or the source does not tell.
@@ -73,6 +74,11 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
     sums = leaves_the_sum(type(layer))
 
     def read(output: Any) -> Any:
+        return _by_token(_read(output))
+
+    def _read(output: Any) -> Any:
+        if isinstance(output, tuple) and len(output) == 1:
+            (output,) = output
         if isinstance(output, torch.Tensor):
             return output.clone()
         if isinstance(output, tuple) and (len(output) == 2 or (len(output) > 2 and sums)):
@@ -93,6 +99,11 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
         )
 
     return read
+
+
+def _by_token(stream: Any) -> Any:
+    """Return a stream as ``[tokens, hidden]``: layers of vLLM's Transformers backend say ``[1, …]``."""
+    return stream.squeeze(0) if stream.dim() == 3 and stream.shape[0] == 1 else stream
 
 
 def leaves_the_sum(layer: type) -> bool | None:
