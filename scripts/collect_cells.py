@@ -27,8 +27,13 @@ def slim(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def families(folder: str, out: str, where: str) -> None:
-    """Collect the cells of families, each with what `vllm_compat.lab.plain` says where it is wrong."""
-    cells: list[dict[str, Any]] = []
+    """Collect the cells of families, each with what `vllm_compat.lab.plain` says where it is wrong.
+
+    Files are read in the order of their names. Of several runs of one cell the last right one counts;
+    those before it that failed, and those with an adapter switched off, are kept as ``failed``.
+    """
+    cells: dict[tuple[str, str], dict[str, Any]] = {}
+    failed: list[dict[str, Any]] = []
     for path in sorted(Path(folder).glob("*.json")):
         if path.name.endswith(".plain.json"):
             continue
@@ -39,33 +44,21 @@ def families(folder: str, out: str, where: str) -> None:
             if plain.exists():
                 alone = json.loads(plain.read_text(encoding="utf-8"))
                 found["plain"] = {k: str(alone.get(k))[:300] for k in ("outcome", "worst", "error")}
-            cells.append(found)
-    made = {"kind": "families", "schema_version": 1, "where": where, "families": cells}
+            key = found["model"], str(found["capture"])
+            if found["without"]:
+                failed.append(found)
+            elif found["outcome"] == "right" or not any(model == key[0] for model, _ in cells):
+                if before := cells.pop((key[0], "None"), None):
+                    failed.append(before)
+                cells[key] = found
+    made = {
+        "kind": "families",
+        "schema_version": 1,
+        "where": where,
+        "families": list(cells.values()),
+        "failed": failed,
+    }
     Path(out).parent.mkdir(parents=True, exist_ok=True)
-    Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-
-
-def transfers(folder: str, out: str, device: str) -> None:
-    """Collect cells that differ in how rows leave the worker: the digests of their scenarios."""
-    facts = json.loads(Path(device).read_text(encoding="utf-8"))
-    keys = ("vllm", "torch", "device", "driver", "compute_capability", "memory_mib", "gpus", "cores")
-    cells = []
-    for path in sorted(Path(folder).glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        for cell in record.get("cells", [record]):
-            cells.append(
-                {
-                    "speculators": cell["versions"]["speculators"],
-                    "model": cell["model"],
-                    "runner": "V2" if ".gpu.model_runner" in cell["workers"][0]["runner"] else "V1",
-                    "ranks": len(cell["workers"]),
-                    "transfer": cell["plan"]["environment"]["transfer"],
-                    "outcome": cell["outcome"],
-                    "digests": {name: s["digest"] for name, s in cell["scenarios"].items()},
-                    "endurance": cell.get("endurance"),
-                }
-            )
-    made = {"kind": "transfers", **{k: facts[k] for k in keys if k in facts}, "cells": cells}
     Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
@@ -80,6 +73,7 @@ def brief(cell: dict[str, Any]) -> dict[str, Any]:
         "capture": workers[0].get("capture"),
         "runner": workers[0].get("runner"),
         "attention": workers[0].get("attention"),
+        "without": (cell.get("plan") or {}).get("switched_off") or [],
         "outcome": cell["outcome"],
         "worst": cell.get("worst"),
         "median": max((s["median"] for s in scenarios if "median" in s), default=None),

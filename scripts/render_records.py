@@ -184,6 +184,15 @@ def families() -> str:
     if notes:
         parts += ["", "## What vLLM does not run there", ""]
         parts += [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    lost = [(r["where"], cell) for _, r in records("families", "families") for cell in r["failed"]]
+    if lost:
+        parts += ["", "## Without an adapter", "", "Before it was there, or with it switched off.", ""]
+        parts += ["| where | vLLM | family | without | what happens |", "|---|---|---|---|---|"]
+    for where, cell in lost:
+        words = str(cell["error"]).splitlines()[0][:160].replace("|", "\\|")
+        off = f"`{', '.join(cell['without'])}`" if cell["without"] else "(an earlier vllm_compat)"
+        version = cell["versions"].get("vllm", "")
+        parts.append(f"| {where} | {version} | {cell['model']} | {off} | {words} |")
     for path, record in records("faults", "families"):
         parts += [
             "",

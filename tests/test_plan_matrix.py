@@ -51,13 +51,10 @@ ENVIRONMENT_DECIDES = {
     "training.verifier_prefix",
 }
 
-# (adapter, downstream) → the releases of the header's range that need it, and why not the others.
-NARROWER = {
-    ("scheduler.block_size", "0.4.0"): (">=0.29.0", "gives block_size, as a constant, before that"),
-    ("scheduler.block_size", "0.4.0.1"): (
-        ">=0.29.0",
-        "gives block_size, as a constant, before that",
-    ),
+# (adapter, downstream) → the releases for which a CPU build needs it: fewer than a GPU.
+ON_CPU = {
+    **{("kv_cache.groups", version): "<0" for version in VERSIONS},  # they have no model runner V2
+    **{("scheduler.block_size", version): ">=0.29.0" for version in ("0.4.0", "0.4.0.1")},
 }
 
 
@@ -88,11 +85,11 @@ def needed(adapter: str, version: str) -> list[str]:
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_an_adapter_is_needed_just_where_its_header_says(adapter: str, version: str) -> None:
     header = by_name(adapter)
-    range_, _ = NARROWER.get((adapter, version), (header.vllm, ""))
     declared = [
         release
         for release in RELEASES
-        if SpecifierSet(header.downstream).contains(version) and SpecifierSet(range_).contains(release)
+        if SpecifierSet(header.downstream).contains(version)
+        and SpecifierSet(header.vllm).contains(release)
     ]
     found = needed(adapter, version)
     if adapter in ENVIRONMENT_DECIDES:
@@ -101,14 +98,13 @@ def test_an_adapter_is_needed_just_where_its_header_says(adapter: str, version: 
         assert found == declared
 
 
-@pytest.mark.parametrize(("adapter", "version"), NARROWER)
-def test_an_exception_is_narrower_than_the_header_and_still_needed(adapter: str, version: str) -> None:
-    range_, reason = NARROWER[adapter, version]
-    header = SpecifierSet(by_name(adapter).vllm)
-    inside = {r for r in RELEASES if SpecifierSet(range_).contains(r)}
-    declared = {r for r in RELEASES if header.contains(r)}
-    assert inside < declared
-    assert reason
+@pytest.mark.parametrize(("adapter", "version"), ON_CPU)
+def test_what_only_a_gpu_needs_is_not_in_force_on_a_cpu(adapter: str, version: str) -> None:
+    range_ = SpecifierSet(ON_CPU[adapter, version])
+    found = [r for r in RELEASES if adapter in plan(version, r).adapters]
+    assert ENVIRONMENTS[0].device == "cpu"
+    assert found == [r for r in RELEASES if range_.contains(r)]
+    assert set(found) < set(needed(adapter, version))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

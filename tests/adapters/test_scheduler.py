@@ -544,3 +544,17 @@ def test_with_several_groups_of_layers_the_engine_core_resolves_the_block_sizes(
         block_size=16,
     )
     assert given == [expected]
+
+
+def test_a_constant_block_size_is_replaced_where_layers_are_grouped(make_case: MakeCase) -> None:
+    grouped = (
+        "vllm/v1/core/kv_cache_utils.py",
+        "def unify_hybrid_kv_cache_specs",
+        "def get_kv_cache_groups() -> None: ...\n\n\ndef unify_hybrid_kv_cache_specs",
+    )
+    adapter = by_name("scheduler.block_size")
+    need = adapter.need(make_case("speculators_0_4", grouped, device="cuda"))
+    assert need is not None
+    assert "sizes of their own" in need.reason
+    assert adapter.need(make_case("speculators_0_4", grouped, device="cpu")) is None
+    assert adapter.need(make_case("speculators_0_4", device="cuda")) is None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from vllm_compat.adapters.base import Adapter, Case, Need, takes
+from vllm_compat.adapters.kv_cache import Groups
 from vllm_compat.drift import FindingKind
 from vllm_compat.engine import belongs, current_call
 from vllm_compat.errors import CapacityError
@@ -41,7 +42,8 @@ class BlockSize(Adapter):
     until = "the downstream takes the size from the cache configuration."
     shown_by = (
         "llama, speculators 0.3.0, vLLM 0.16.0: missing argument block_size; speculators 0.4.0.1,"
-        " vLLM 0.32.0: the scheduler's blocks are not the cache's; granite_hybrid, ditto: AssertionError"
+        " vLLM 0.32.0: the scheduler's blocks are not the cache's; granite_hybrid, ditto, and on an H200"
+        " with vLLM 0.26.0: AssertionError"
     )
 
     def need(self, case: Case) -> Need | None:
@@ -53,6 +55,9 @@ class BlockSize(Adapter):
         given = [site for site in case.calls(SCHEDULER) if site.keyword("block_size")]
         if settled and given:
             return Need(f"{given[0].where} gives a constant, the backends settle the block size")
+        signature = case.surface.signature(SCHEDULER)
+        if given and signature and signature.get("block_size") and Groups().need(case):
+            return Need(f"{given[0].where} gives a constant, groups of layers have sizes of their own")
         return None
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
