@@ -62,6 +62,30 @@ def families(folder: str, out: str, where: str) -> None:
     Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
+def transfers(folder: str, out: str, device: str) -> None:
+    """Collect cells that differ in how rows leave the worker: the digests of their scenarios."""
+    facts = json.loads(Path(device).read_text(encoding="utf-8"))
+    keys = ("vllm", "torch", "device", "driver", "compute_capability", "memory_mib", "gpus", "cores")
+    cells = []
+    for path in sorted(Path(folder).glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        for cell in record.get("cells", [record]):
+            cells.append(
+                {
+                    "speculators": cell["versions"]["speculators"],
+                    "model": cell["model"],
+                    "runner": "V2" if ".gpu.model_runner" in cell["workers"][0]["runner"] else "V1",
+                    "ranks": len(cell["workers"]),
+                    "transfer": cell["plan"]["environment"]["transfer"],
+                    "outcome": cell["outcome"],
+                    "digests": {name: s["digest"] for name, s in cell["scenarios"].items()},
+                    "endurance": cell.get("endurance"),
+                }
+            )
+    made = {"kind": "transfers", **{k: facts[k] for k in keys if k in facts}, "cells": cells}
+    Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+
+
 def brief(cell: dict[str, Any]) -> dict[str, Any]:
     """Return what the page of families shows of a cell."""
     workers = cell.get("workers") or [{}]
