@@ -87,6 +87,16 @@ def test_extraction_keeps_nine_tenths_of_plain_prefill_for_both_downstreams() ->
     assert seen == {("0.3.0", 1), ("0.4.0.1", 1), ("0.4.0.1", 2)}
 
 
+def test_the_readme_tells_what_was_measured() -> None:
+    from vllm_compat.lab.bench import speed
+
+    record = read(GPU / "h200-bench-0.26.0.json")
+    plain, auto, stock = (speed(record, mode, "8x2048") or 0 for mode in ("plain", "auto", "stock"))
+    text = " ".join((RECORDS.parent / "README.md").read_text(encoding="utf-8").split())
+    assert f"runs at {auto / plain:.2f} of vLLM's plain prefill on an H200" in text
+    assert f"stock's own way reaches {stock / plain:.2f}" in text
+
+
 @pytest.mark.parametrize("path", sorted(GPU.glob("*-transfers-*.json")), ids=lambda p: p.stem)
 def test_shared_memory_and_replies_gave_the_same_bits_and_nothing_grew(path: Path) -> None:
     cells = read(path)["cells"]

@@ -103,8 +103,11 @@ def tell_transfer(how: str, reason: str = "") -> None:
 
 def _transfer(account: _Account) -> dict[str, Any]:
     if not account.transfer:
-        asked = account.plan.environment.transfer == "rpc"
-        reason = "asked for" if asked else "the executor is not vLLM's MultiprocExecutor"
+        reason = "the executor is not vLLM's MultiprocExecutor"
+        if account.plan.environment.transfer == "rpc":
+            reason = "asked for"
+        elif "worker.capture" not in account.plan.adapters:
+            reason = "the downstream's own capture is in force"
         return {"how": "replies", "reason": reason}
     handover = sys.modules.get("vllm_compat.capture.handover")
     return {**account.transfer, **(handover.facts() if handover else {})}
