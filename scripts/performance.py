@@ -85,8 +85,8 @@ def page(records: Records) -> str:
         f" {SLAB / 2**20:g} MiB.",
         "- A process that forks while it holds results leaves those slabs to the child; nobody writes to"
         " them again, and the next batch gets new ones, which costs time.",
-        "- In two ways a result differs from stock's: its storage cannot grow in place (`resize_`), and a"
-        " few rows kept of a batch keep a slab from being let go, though not from being used again.",
+        "- In two ways a result differs from stock's: its storage cannot grow in place (`resize_`), and"
+        " a few rows kept of a batch keep a slab from being let go, though not from being used again.",
         "- The size of `/dev/shm` does not matter, and nothing is left there or anywhere else, however"
         " the processes end.",
         "- Where driver and worker cannot share memory, rows go through replies, and the record of the"
