@@ -16,9 +16,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 from vllm_compat import account, progress
@@ -135,7 +136,8 @@ def facts() -> dict[str, Any]:
 def tensor_bytes(value: Any) -> int:
     """Return the bytes of all CPU tensors in what is handed to a thread pool, each storage once.
 
-    Looks into mappings, lists, tuples, partials and the closures of functions.
+    Looks into dicts, lists, tuples, partials and the closures of functions; not into other objects,
+    which may compute what they are asked for.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
@@ -155,14 +157,14 @@ def _tensors(value: Any, kind: type, depth: int) -> Iterable[Any]:
     if not depth:
         return
     inside: Iterable[Any] = ()
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         inside = value.values()
     elif isinstance(value, list | tuple):
         inside = value
     elif isinstance(value, functools.partial):
         inside = (value.func, value.args, value.keywords)
-    elif closure := getattr(value, "__closure__", None):
-        inside = list(_contents(closure))
+    elif isinstance(value, FunctionType) and value.__closure__:
+        inside = list(_contents(value.__closure__))
     for one in inside:
         if not isinstance(one, str | bytes | int | float):
             yield from _tensors(one, kind, depth - 1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,3 +98,34 @@ def test_prompts_have_the_shape_asked_for() -> None:
     tokens = bench._tokens("3x5")
     assert [len(ids) for ids in tokens] == [5, 5, 5]
     assert tokens != bench._tokens("3x5", 1)
+
+
+class Executor:
+    """A FAKE one whose steps are messages, as in some releases; each takes its time."""
+
+    def collective_rpc(self, method: str, *, seconds: float = 0.05) -> str:
+        time.sleep(seconds)
+        return method
+
+    def execute_model(self, output: Any) -> str:
+        return self.collective_rpc("execute_model")
+
+    def sample_tokens(self, output: Any) -> str:
+        return self.collective_rpc("sample_tokens")
+
+
+def test_phases_add_up_and_no_time_counts_twice() -> None:
+    executor = Executor()
+    scheduler = SimpleNamespace(schedule=lambda: time.sleep(0.05))
+    phases: dict[str, float] = defaultdict(float)
+    bench._watch(SimpleNamespace(executor=executor, scheduler=scheduler), phases)
+    begin = time.perf_counter()
+    assert executor.execute_model(None) == "execute_model"
+    executor.sample_tokens(None)
+    scheduler.schedule()
+    executor.collective_rpc("_reset_capture")
+    executor.collective_rpc("_get_captured_states")
+    total = time.perf_counter() - begin
+    assert set(phases) == {"forward", "reply", "messages", "scheduling"}
+    assert phases["forward"] > phases["reply"]
+    assert 0.9 * total < sum(phases.values()) <= total
