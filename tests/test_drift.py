@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -645,7 +646,83 @@ def changed_signatures(draw: st.DrawFn) -> tuple[str, str, Signature, Signature]
     return speculators, symbol, old, replace(new, returns=old.returns, unwraps=old.unwraps)
 
 
+def every_change(old: Signature) -> Iterator[tuple[str, Signature]]:
+    """Iterate over every single change of a signature, with its kind."""
+    parameters = list(old.parameters)
+    word = ParameterKind.POSITIONAL_OR_KEYWORD
+    changes: list[tuple[str, list[Parameter]]] = []
+    for at, parameter in enumerate(parameters):
+        before, after = parameters[:at], parameters[at + 1 :]
+        changes += [
+            ("drop", before + after),
+            ("rename", [*before, replace(parameter, name="renamed"), *after]),
+            ("require", [*before, replace(parameter, default=None), *after]),
+            ("default", [*before, replace(parameter, default="'changed'"), *after]),
+            ("keyword", [*before, *after, replace(parameter, kind=ParameterKind.KEYWORD_ONLY)]),
+            ("add", [*before, Parameter("appeared", word), parameter, *after]),
+            ("add optional", [*before, Parameter("appeared", word, "0"), parameter, *after]),
+        ]
+        if after:
+            changes.append(("reorder", [*before, after[0], parameter, *after[1:]]))
+    only = ParameterKind.KEYWORD_ONLY
+    changes += [
+        ("add keyword", [*parameters, Parameter("appeared", only)]),
+        ("add optional keyword", [*parameters, Parameter("appeared", only, "0")]),
+    ]
+    for kind, changed in changes:
+        new = valid(changed)
+        if new is not None:
+            yield kind, replace(new, returns=old.returns, unwraps=old.unwraps)
+
+
 class TestNightlies:
+    @pytest.mark.parametrize("speculators", VERSIONS)
+    def test_every_single_change_of_every_symbol(self, speculators: str) -> None:
+        surface = RecordedSurface(HOME[speculators])
+        read = contract(speculators)
+        broken: dict[str, int] = {}
+        harmless: dict[str, int] = {}
+        for symbol in called(read, surface):
+            resolved = surface.resolve(symbol)
+            assert resolved is not None
+            assert resolved.signature is not None
+            sites = tuple(s for s in read.sites if symbol.startswith(s.symbol) or s.store)
+            part = replace(read, sites=sites, other_calls=())
+            for kind, new in every_change(resolved.signature):
+                mutated = Mutated(surface, signatures=((resolved.path, new),))
+                found = new_findings(part, mutated)
+                wanted = outcome(calls_of(read, symbol), resolved.signature, new)
+                told = (symbol, kind, str(new), [f.detail for f in found])
+                assert any(f.fatal for f in found) is wanted.broken, told
+                assert any(not f.fatal for f in found) is wanted.changed, told
+                count = broken if wanted.broken else harmless
+                count[kind] = count.get(kind, 0) + 1
+        assert set(broken) >= {"drop", "rename", "require", "keyword", "add", "reorder", "add keyword"}
+        assert set(harmless) >= {"drop", "rename", "default", "add optional", "add optional keyword"}
+
+    @pytest.mark.parametrize("speculators", VERSIONS)
+    def test_every_module_and_every_imported_name_may_go_or_move(self, speculators: str) -> None:
+        surface = RecordedSurface(HOME[speculators])
+        read = contract(speculators)
+        imports = {s.symbol for s in read.sites if s.kind is SiteKind.IMPORT and not s.is_module}
+        part = replace(read, other_calls=())
+        for symbol in sorted(imports):
+            resolved = surface.resolve(symbol)
+            assert resolved is not None
+            gone = tuple({symbol, resolved.path})
+            target = f"vllm.v1.elsewhere.{symbol.rpartition('.')[2]}"
+            for moved in ((), ((symbol, target),), ((symbol, symbol + "Renamed"),)):
+                found = new_findings(part, Mutated(surface, hidden=gone, moved=moved))
+                kinds = {(f.kind, f.symbol, f.moved_to) for f in found if f.fatal}
+                if moved and moved[0][1] == target:
+                    assert kinds == {(FindingKind.NAME_MOVED, symbol, target)}
+                else:
+                    assert kinds == {(FindingKind.NAME_MISSING, symbol, None)}
+        for module in sorted({symbol.rpartition(".")[0] for symbol in imports} - {"vllm"}):
+            found = new_findings(part, Mutated(surface, hidden=(module,)))
+            lost = {f"{f.symbol}.{f.name}" for f in found if f.kind is FindingKind.MODULE_MISSING}
+            assert lost == {symbol for symbol in imports if symbol.startswith(module + ".")}
+
     @NIGHTLY
     @given(changed_signatures())
     def test_every_signature_that_breaks_a_call_is_reported_and_no_other(
