@@ -336,8 +336,17 @@ def test_input_that_cannot_be_read_is_one_sentence(
     assert "no readable wheel" in refused(capsys, *fine, "--downstream", broken)
     wrong = package(tmp_path, "wrong", "import vllm\ndef f(:\n")
     assert "line 2" in refused(capsys, *fine, "--downstream", wrong)
+    nested = package(tmp_path, "nested", f"import vllm\nx = {'(' * 3000}{')' * 3000}\n")
+    assert "not valid Python" in refused(capsys, *fine, "--downstream", nested)
+    for name in ("broken.tar.gz", "notes.txt"):
+        (tmp_path / name).write_bytes(b"neither the one nor the other\n" * 99)
+    archive = refused(capsys, *fine, "--downstream", tmp_path / "broken.tar.gz")
+    assert "no readable source distribution" in archive
+    assert "neither a folder" in refused(capsys, *fine, "--downstream", tmp_path / "notes.txt")
+    assert "is empty" in refused(capsys, *fine, "--downstream", "")
 
     given = ("--downstream", wheel("0.3.0"))
+    assert "is empty" in refused(capsys, *given, "--vllm", "")
     assert "neither a file" in refused(capsys, *given, "--vllm", "nightly")
     assert "no record of vLLM 0.9.9" in refused(capsys, *given, "--vllm", "0.9.9")
     assert "no package 'vllm'" in refused(capsys, *given, "--vllm", empty)
@@ -355,7 +364,10 @@ def test_an_interpreter_without_vllm_or_none_at_all_is_one_sentence(
     given = ("--downstream", wheel("0.3.0"))
     assert "vllm is not installed" in refused(capsys, *given, "--python", PYTHON)
     assert "does not answer" in refused(capsys, *given, "--python", tmp_path / "python")
-    assert "does not answer" in refused(capsys, *given, "--python", shutil.which("false") or "")
+    for name in ("true", "false", "sh"):
+        said = refused(capsys, *given, "--python", shutil.which(name) or "")
+        assert "does not answer" in said
+        assert len(said) < 200, "the program that it was given is nobody's business"
 
 
 @pytest.mark.parametrize("damage", ["releases.json", "surfaces/vllm.v1.core.xz"])

@@ -167,7 +167,7 @@ class _Package:
             file = self.files.file(name)
             try:
                 tree = ast.parse(source, filename=file)
-            except (SyntaxError, ValueError) as error:
+            except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
                 line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
                 reason = error.msg if isinstance(error, SyntaxError) else str(error)
                 raise UsageError(

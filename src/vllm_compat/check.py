@@ -720,6 +720,7 @@ def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
 
     from vllm_compat import environment
     from vllm_compat.errors import UsageError
+    from vllm_compat.surface.files import why
 
     try:
         answer = subprocess.run(
@@ -734,20 +735,7 @@ def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
         found["features"] = ()
         return environment.Environment(**found), transformers
     except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"The interpreter {python} does not answer: {_why(error)}.") from error
-
-
-def _why(error: Exception) -> str:
-    """Say why a child did not answer, without the program that it was given."""
-    import subprocess
-
-    if isinstance(error, subprocess.CalledProcessError):
-        said = (error.stderr or "").strip().splitlines()
-        return said[-1].rstrip(".") if said else f"exit status {error.returncode}"
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"nothing came within {error.timeout:.0f} s"
-    return str(error)
-
+        raise UsageError(f"The interpreter {python} does not answer: {why(error)}.") from error
 
 
 # Comparing.

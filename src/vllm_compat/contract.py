@@ -136,6 +136,8 @@ def find_downstream(target: str | Path | None = None, *, python: str | None = No
 
     if target is None:
         return _installed("speculators", python)
+    if not str(target):
+        raise UsageError("The name of a downstream is empty: name a distribution, a folder or a file.")
     path = Path(target).expanduser()
     looks_like_path = isinstance(target, Path) or "/" in str(target) or "\\" in str(target)
     if looks_like_path or str(target).endswith((".whl", ".gz", ".zip")):
@@ -143,7 +145,7 @@ def find_downstream(target: str | Path | None = None, *, python: str | None = No
     try:
         return _installed(str(target), python)
     except UsageError:
-        if path.is_dir():
+        if path.exists():
             return package_at(path)
         raise
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
@@ -62,9 +64,11 @@ def _pair(pair: Pair, console: Console) -> None:
         table.columns[0].ratio, table.columns[2].ratio = 3, 1
         table.columns[1].no_wrap = True
         table.expand = True
-        for standing in reversed(Standing):
-            for judged in pair.standing(standing):
-                table.add_row(*_finding(judged))
+        rows = [_finding(judged) for one in reversed(Standing) for judged in pair.standing(one)]
+        for row in rows[:-1]:
+            row[0].append("\n")  # findings are of several lines: keep them apart
+        for row in rows:
+            table.add_row(*row)
         console.print(table)
     if pair.changed_defaults:
         console.print(Text(words.defaults_title(pair.changed_defaults), style="bold"))
@@ -76,8 +80,13 @@ def _pair(pair: Pair, console: Console) -> None:
         table = _table("adapter", "why", "in")
         for step in pair.plan.steps:
             name = Text(words.labelled(step.adapter), style="bold")
-            table.add_row(name, Text(step.reason), ", ".join(step.processes))
+            table.add_row(name, Text(_short(step.reason)), ", ".join(step.processes))
         console.print(table)
+
+
+def _short(text: str) -> str:
+    """Leave folders out of call sites: a column is too narrow for them, and text has them in full."""
+    return re.sub(r"(?:[\w.-]+/)+([\w-]+\.py:\d+)", r"…/\1", text)
 
 
 def _finding(judged: Judged) -> tuple[Text, Text, Text]:

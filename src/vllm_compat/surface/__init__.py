@@ -51,6 +51,8 @@ def open_surface(what: str | Path | None = None, *, python: str | None = None) -
     """
     if what is None or what == "installed":
         return installed(python=python)
+    if not str(what):
+        raise UsageError("The name of a vLLM is empty: name a release, a folder or a file.")
     path = Path(what).expanduser()
     if isinstance(what, Path) or path.exists():
         return SourceSurface.at(path)

@@ -175,7 +175,9 @@ class TarTree(_ArchiveTree):
                     file = tar.extractfile(member) if keep else None
                     self._names[member.name] = file.read() if file else b""
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise UsageError(f"{path} is no readable source distribution: {error}.") from error
+            # tarfile lists what each of its methods said, line by line.
+            said = str(error).split("\n")[0].rstrip(".: ") or type(error).__name__
+            raise UsageError(f"{path} is no readable source distribution: {said}.") from error
 
     def read(self, path: str) -> bytes | None:
         content = self._names.get(path)
@@ -445,6 +447,20 @@ print(json.dumps([where, d]))
 """
 
 
+def why(error: Exception) -> str:
+    """Say in a few words why an interpreter did not answer, without the program that it was given."""
+    import subprocess
+
+    if isinstance(error, subprocess.CalledProcessError):
+        said = (error.stderr or "").strip().splitlines()
+        return said[-1].rstrip(".") if said else f"it ended with exit status {error.returncode}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"nothing came within {error.timeout:.0f} s"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "what it says is no answer of a Python interpreter"
+
+
 def installed_package(
     package: str, *, distribution: str | None = None, python: str | None = None
 ) -> PackageFiles:
@@ -468,7 +484,7 @@ def installed_package(
             )
             where, known = json.loads(answer.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise UsageError(f"The interpreter {python} does not answer: {error}.") from error
+            raise UsageError(f"The interpreter {python} does not answer: {why(error)}.") from error
     else:
         try:
             spec = importlib.util.find_spec(package)

@@ -89,7 +89,7 @@ class SourceSurface(StaticSurface):
             return None
         try:
             return ModuleSyntax(source, module, is_package, path)
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
             raise UsageError(
                 f"{self.files.file(module)}{line} in {self.origin} is not valid Python: "
