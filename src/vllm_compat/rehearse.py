@@ -316,21 +316,37 @@ def _report(
     if outcome == "wrong":
         words += [f"The run fails: {found['error']}" if found.get("error") else "The run fails."]
         if "First cause: rank" in verdict or not found.get("error"):
-            words.append(verdict)  # a worker's own error, or all that is known
+            # A worker's own error, or all that is known; what follows names files that are gone.
+            words.append(verdict.partition(" Plan ")[0])
+        scheme = _scheme(small.config)
+        if scheme and not options.dequantised and not found.get("in_force"):
+            words.append(
+                f"If this build has no kernels for {scheme}, --dequantised rehearses all the rest."
+            )
         if not found.get("error"):
             words += tail
         bad = [pair for pair in small.mapped if pair[0] != pair[1] and pair[1] >= _layers_of(small)]
         words += [f"(Layer id {its} is {mine} of the model.)" for mine, its in bad]
     if found.get("in_force"):
         force = found["in_force"]
+        # A vision tower names its backend by the enumeration's own name.
+        attention = [name for name in force["attention"] if name != "AttentionBackendEnum"]
         words.append(
-            f"In force: attention {', '.join(force['attention']) or 'unknown'};"
+            f"In force: attention {', '.join(attention) or 'unknown'};"
             f" {', '.join(force['quant_methods'])}; runner {force['runner'].rpartition('.')[2]};"
             f" capture {force['capture']}."
         )
     if found.get("compared"):
         words.append(found["compared"])
     return Report(outcome, tuple(words), seconds, found)
+
+
+def _scheme(config: Mapping[str, Any]) -> str:
+    """Return the name of a configuration's quantisation scheme; nothing where it has none."""
+    for part in (config, config.get("text_config") or {}):
+        if part.get("quantization_config"):
+            return str(part["quantization_config"].get("quant_method"))
+    return ""
 
 
 def _layers_of(small: Small) -> int:

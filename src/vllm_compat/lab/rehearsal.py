@@ -173,14 +173,15 @@ def _judge(
             )
             if before.worst > worst:
                 wrong.append(f"call {number}, before the first router: {before}")
-        strange = strangers(found, expected)
+        first_routed = len(unrouted) if routed else len(layer_ids)
+        strange = strangers(found, expected, first_routed)
         if strange:
             wrong.append(f"call {number}: {strange}")
         said.append(f"worst {deviation.worst:.2e}, median {deviation.median:.2e}")
     count = sum(len(ids) for batch in batches for ids in batch) * len(layer_ids)
     result["compared"] = (
         f"{count} rows of {result['samples']} samples in {dtype} compared with transformers in float32:"
-        f" {'; '.join(said)}; each row is nearest to its own reference."
+        f" {'; '.join(said)}; no row belongs to another token or sample."
     )
     if wrong:
         result["outcome"] = "wrong"
@@ -190,13 +191,17 @@ def _judge(
         result["outcome"] = "right"
 
 
-def strangers(found: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Return which rows are nearer to another row's reference than to their own; nothing if none.
+def strangers(found: Sequence[Any], expected: Sequence[Any], routed_from: int) -> str:
+    """Return what says that rows belong to other tokens or samples; nothing if nothing does.
 
-    Positions whose references are almost the same are left out.
+    A row is strange where it is nearer to another row's reference than to its own; positions whose
+    references are almost the same are left out. From the layer entry ``routed_from`` on a router may
+    have chosen otherwise in low precision, which moves single rows anywhere. There a few strange rows
+    are no sign, but these are: two that have changed places, half of a sample, one in a hundred.
     """
     import torch
 
+    sizes = [len(layers[0]) for layers in expected]
     for layer in range(len(expected[0])):
         rows = torch.cat([r["hidden_states"][layer].to(torch.float32) for r in found])
         right = torch.cat([layers[layer].to(torch.float32) for layers in expected])
@@ -204,13 +209,21 @@ def strangers(found: Sequence[Any], expected: Sequence[Any]) -> str:
         right = right / right.norm(dim=1, keepdim=True)
         likeness = rows @ right.T
         own = likeness.diagonal().clone()
-        alike = right @ right.T
-        likeness[alike > 0.99] = -1.0
-        lost = (likeness.max(dim=1).values > own).nonzero().flatten().tolist()
-        if lost:
+        likeness[right @ right.T > 0.99] = -1.0
+        nearest = likeness.max(dim=1)
+        strange = nearest.values > own
+        count = int(strange.sum())
+        if not count:
+            continue
+        places = strange.nonzero().flatten()
+        swapped = nearest.indices[nearest.indices[places]] == places
+        swapped &= strange[nearest.indices[places]]
+        per_sample = [int(part.sum()) for part in strange.split(sizes)]
+        whole = any(2 * n >= size >= 3 for n, size in zip(per_sample, sizes, strict=True))
+        if layer < routed_from or bool(swapped.any()) or whole or count > max(3, len(rows) // 100):
             return (
-                f"layer entry {layer}: {len(lost)} of {len(rows)} rows are nearer to another row's"
-                f" reference than to their own, the first is row {lost[0]}"
+                f"layer entry {layer}: {count} of {len(rows)} rows are nearer to another row's"
+                f" reference than to their own, the first is row {int(places[0])}"
             )
     return ""
 
