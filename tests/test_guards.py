@@ -456,3 +456,54 @@ def test_a_model_output_is_no_grammar(make_executor: Callable[..., Any], plan_of
     with pytest.raises(GuardError, match="called with a dict, it takes a GrammarOutput or None"):
         executor.sample_tokens({})
     assert executor.asked[1:] == []
+
+
+class Executor:
+    """A FAKE executor that counts how often it is shut down."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def shutdown(self) -> None:
+        self.ended += 1
+
+
+class Built:
+    """A FAKE generator."""
+
+    layer_ids = (1, 2)
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_workers_end_before_the_interpreter_does(
+    monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+    monkeypatch.setattr("vllm_compat.account.is_ours", lambda: ours)
+    executor = Executor()
+    generator = Built(executor)
+    guards._while_building(lambda *args: None, generator, ("model",), {})
+    (shut_down,) = at_exit
+    shut_down()
+    assert executor.ended == int(ours)
+    del generator
+    shut_down()
+    assert executor.ended == int(ours)  # a generator that is gone is nobody's business
+
+
+def test_a_generator_that_cannot_be_built_is_the_first_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    causes: list[str] = []
+    monkeypatch.setattr("vllm_compat.account.fail", causes.append)
+
+    def build(*args: Any) -> None:
+        raise ValueError("no\nsuch model")
+
+    with pytest.raises(ValueError, match="no"):
+        guards._while_building(build, Built(Executor()), ("model",), {})
+    assert causes == ["Building the generator: ValueError: no such model"]
