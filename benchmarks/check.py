@@ -17,6 +17,7 @@ Exit status 1 where a figure misses its goal.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -101,6 +102,7 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable, metavar="INTERPRETER")
     parser.add_argument("--downstream", action="append", default=[], metavar="PATH")
     parser.add_argument("--repeat", type=int, default=5, help="processes per figure")
+    parser.add_argument("--record", metavar="FILE", help="write the figures there, as JSON")
     options = parser.parse_args()
 
     find = "import importlib.util as u, sys; sys.exit(not u.find_spec('vllm'))"
@@ -112,15 +114,24 @@ def main() -> int:
     where = [] if has_vllm else ["--vllm", release]
     done = (0, 1, 3)  # whatever the verdict
     misses = 0
+    figures: dict[str, float] = {}
+    section = ""
+
+    def title(text: str, key: str) -> None:
+        nonlocal section
+        section = key
+        print(text)
 
     def tell(what: str, value: float, unit: str, bound: str = "", goal: float = 0.0) -> None:
         nonlocal misses
+        figures[f"{section}: {what.strip()}"] = round(value, 3)
         missed = bool(bound) and (value > goal if bound == "at most" else value < goal)
         misses += missed
         wanted = f"(goal: {bound} {goal:g}){'  MISSED' if missed else ''}" if bound else ""
         print(f"{what:40}{value:9.2f} {unit:5} {wanted}".rstrip(), flush=True)
 
-    print(f"One pair, on {'the installed vLLM' if has_vllm else f'vLLM {release} as recorded'}")
+    on = "the installed vLLM" if has_vllm else f"vLLM {release} as recorded"
+    title(f"One pair, on {on}", "pair")
     pair = repeat([*check, *given[:2], *where], os.environ, done, options.repeat)
     tell("  bare", pair.bare.seconds, "s")
     tell("  cold", pair.cold.seconds, "s", "at most", PAIR_SECONDS)
@@ -130,23 +141,36 @@ def main() -> int:
     tell("  again, without the cache", without.warm.seconds, "s", "at most", PAIR_SECONDS)
     if has_vllm:
         imported = repeat([options.python, "-c", "import vllm"], os.environ, (0,), 3)
-        print("import vllm")
+        title("import vllm", "import")
         tell("  bare", imported.bare.seconds, "s")
         tell("  cold", imported.cold.seconds, "s")
         tell("  again", imported.warm.seconds, "s")
-        print("import vllm takes as many times as long as the pair")
+        title("import vllm takes as many times as long as the pair", "times")
         tell("  bare", imported.bare.seconds / pair.bare.seconds, "")
         cold = imported.cold.seconds / pair.cold.seconds
         tell("  cold", cold, "", "at least", TIMES_FASTER)
         again = imported.warm.seconds / pair.warm.seconds
         tell("  again", again, "", "at least", TIMES_FASTER)
         tell("  again, without the cache", imported.warm.seconds / without.warm.seconds, "")
-    print(f"--all, downstreams: {len(options.downstream) or 1}")
+    title(f"--all, downstreams: {len(options.downstream) or 1}", "all")
     matrix = repeat([*check, *given, "--all"], os.environ, done, options.repeat)
     tell("  bare", matrix.bare.seconds, "s")
     tell("  cold", matrix.cold.seconds, "s", "at most", ALL_SECONDS)
     tell("  again", matrix.warm.seconds, "s", "at most", ALL_SECONDS)
     tell("  peak memory", max(matrix.cold.memory, matrix.warm.memory), "MiB", "at most", MEBIBYTES)
+    if options.record:
+        read = "import importlib.metadata as m, sys; print(sys.version.split()[0], m.version('vllm'))"
+        python, version = subprocess.check_output([options.python, "-c", read], text=True).split()
+        record = {
+            "kind": "check speed",
+            "vllm": version,
+            "python": python,
+            "cores": os.cpu_count(),
+            "load": round(os.getloadavg()[2], 1),
+            "downstreams": len(options.downstream) or 1,
+            "figures": figures,
+        }
+        Path(options.record).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 1 if misses else 0
 
 

@@ -120,7 +120,41 @@ def page(records: Records) -> str:
             f" takes {ways['shared']:.2f} times a memcpy of the same bytes, a pickled reply"
             f" {ways['pickled']:.1f} times. Record: [{path}](../{path})."
         )
+    parts += ["", "## check", ""]
+    for path, record in records("check speed"):
+        parts += _check(path, record)
     return "\n".join([*parts, ""])
+
+
+def _check(path: str, record: dict[str, Any]) -> list[str]:
+    figures = record["figures"]
+
+    def told(key: str, form: str = ".2f") -> str:
+        return format(figures[key], form) if key in figures else ""
+
+    rows = [
+        ("no bytecode at all", "bare"),
+        ("no bytecode of packages", "cold"),
+        ("again", "again"),
+        ("again, `--no-cache`", "again, without the cache"),
+    ]
+    return [
+        "`benchmarks/check.py`: fresh processes, `check` of one pair beside `import vllm`"
+        f" ({record['vllm']}, Python {record['python']}, {record['cores']} cores, load"
+        f" {record['load']}), and `--all` of"
+        f" {record['downstreams']} speculators on every recorded release. Peak memory"
+        f" {told('pair: peak memory', '.0f')} MiB, with `--all` {told('all: peak memory', '.0f')} MiB."
+        f" Record: [{path}](../{path}).",
+        "",
+        "| | one pair, s | `import vllm`, s | times faster | `--all`, s |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name} | {told(f'pair: {key}')} | {told(f'import: {key}')} |"
+            f" {told(f'times: {key}', '.0f')} | {told(f'all: {key}')} |"
+            for name, key in rows
+        ),
+        "",
+    ]
 
 
 def _device(record: dict[str, Any]) -> str:

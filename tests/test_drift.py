@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -869,16 +868,6 @@ class TestWords:
     )
     def test_union(self, text: str | None, wanted: set[str]) -> None:
         assert union(text) == wanted
-
-
-def test_all_pairs_take_seconds() -> None:
-    """Three downstreams on every record in five seconds."""
-    start = time.process_time()
-    for version in recorded_versions():
-        surface = RecordedSurface(version)
-        for speculators in VERSIONS:
-            find_drifts(contract(speculators), surface)
-    assert time.process_time() - start < 5
 
 
 def test_uses_are_plain_data() -> None:

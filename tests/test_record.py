@@ -363,21 +363,11 @@ class TestPackaged:
                         names.pop()
                     assert in_full(".".join(names)), site.symbol
 
-    def test_one_release_opens_in_milliseconds(self) -> None:
-        program = (
-            "import time; from vllm_compat.surface.recorded import RecordedSurface;"
-            "start = time.perf_counter(); s = RecordedSurface('0.17.0');"
-            "s.signature('vllm.v1.request.Request'); print(time.perf_counter() - start)"
-        )
-        times = [
-            float(
-                subprocess.run(
-                    [sys.executable, "-c", program], capture_output=True, text=True, check=True
-                ).stdout
-            )
-            for _ in range(3)
-        ]
-        assert min(times) < 0.1
+    def test_one_question_reads_few_parts(self) -> None:
+        store.cache_clear()
+        surface = RecordedSurface("0.17.0")
+        surface.signature("vllm.v1.request.Request")
+        assert len(surface._store._texts) < 5 < len(list(surface._store.groups()))
 
     def test_memory_stays_low(self) -> None:
         # Not ru_maxrss: a child's would count the parent that it was forked from.
