@@ -120,8 +120,10 @@ def page(records: Records) -> str:
             f" takes {ways['shared']:.2f} times a memcpy of the same bytes, a pickled reply"
             f" {ways['pickled']:.1f} times. Record: [{path}](../{path})."
         )
-    parts += ["", "## check", ""]
-    for path, record in records("check speed"):
+    checks = list(records("check speed"))
+    if checks:
+        parts += ["", "## check", ""]
+    for path, record in checks:
         parts += _check(path, record)
     return "\n".join([*parts, ""])
 
