@@ -6,8 +6,10 @@ import importlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -98,6 +100,26 @@ def test_a_dataset_with_nothing_to_train_on_is_an_error(preprocessing: Any) -> N
     data = Dataset(conversations=[talk("mute"), talk("mute")])
     with pytest.raises(GuardError, match="None of 2 samples has a token to train on"):
         preprocessing.build_eagle3_dataset(data, Tokenizer())
+
+
+def test_a_loss_that_comes_out_of_a_cache_is_looked_at_once_more(
+    preprocessing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    datasets = ModuleType("datasets")
+    for name in ("disable_caching", "enable_caching", "is_caching_enabled"):
+        setattr(datasets, name, lambda name=name: calls.append(name) or True)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    stock = preprocessing._preprocess_batch
+
+    def cached(examples: Any, tokenizer: Any, max_length: int) -> Any:
+        calls.append("batch")
+        return [] if calls == ["batch"] else stock(examples, tokenizer, max_length)
+
+    monkeypatch.setattr(preprocessing, "_preprocess_batch", cached)
+    with pytest.raises(GuardError, match=r"1 of 1 .* Failed to process conversation 0: RuntimeError"):
+        preprocessing.build_eagle3_dataset(Dataset(conversations=[talk("bad")]), Tokenizer())
+    assert calls == ["batch", "is_caching_enabled", "disable_caching", "batch", "enable_caching"]
 
 
 def test_reasons_come_from_forked_processes_too() -> None:

@@ -43,7 +43,8 @@ def _checked(module: str) -> Any:
             with _reasons(module) as reasons:
                 built = wrapped(*args, **kwargs)
                 if not reasons() and lost_of(dataset, len(built)) > 0:
-                    # The loss comes out of the cache of `datasets`: once more, to hear why.
+                    # It comes out of the cache of `datasets`, or of processes that were not forked:
+                    # once more, to hear why.
                     _again(wrapped, args, kwargs)
                 check_counts(dataset, len(built), reasons())
             check_trainable(built)
@@ -163,13 +164,16 @@ def _model_file(path: str, name: str) -> Path | None:
 
 
 def _again(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Build the dataset once more, past the cache of `datasets`."""
+    """Build the dataset once more, in this process and past the cache of `datasets`."""
     import datasets
 
+    given = inspect.signature(wrapped).bind(*args, **kwargs)
+    given.apply_defaults()
+    given.arguments["num_proc"] = None
     enabled = datasets.is_caching_enabled()
     datasets.disable_caching()
     try:
-        wrapped(*args, **kwargs)
+        wrapped(*given.args, **given.kwargs)
     finally:
         if enabled:
             datasets.enable_caching()
