@@ -28,9 +28,8 @@ class Fast:
     """A FAKE fast tokenizer: a character an id, ``<`` for ``</think>`` and ``>`` for ``<|im_end|>``."""
 
     def apply_chat_template(self, chat: Any, tokenize: bool) -> str:
-        return "".join(
-            f"u{turn['content']}>" if turn["role"] == "user" else f"a<{turn['content']}>" for turn in chat
-        )
+        opens = {"user": "u", "assistant": "a<"}
+        return "".join(f"{opens[turn['role']]}{turn['content']}>" for turn in chat)
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(c) for c in text]}
