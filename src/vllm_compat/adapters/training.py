@@ -119,8 +119,8 @@ class VerifierNorm(Adapter):
     does = "Norms the last hidden states by the checkpoint's own weights before the draft sees them."
     until = "speculators 0.3.0 is out of use."
     shown_by = (
-        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: targets of the trainer differ from the reference's"
-        " logits"
+        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the first loss is another than with speculators"
+        " 0.4.0.1, on the same data and seed"
     )
 
     def need(self, case: Case) -> Need | None:
@@ -192,8 +192,8 @@ class VerifierPrefix(Adapter):
     does = "Where the checkpoint has no such name and just one that ends in it, that one is read."
     until = "speculators 0.3.0 is out of use; 0.4.0 looks for endings itself."
     shown_by = (
-        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: None of the requested tensor names were found in the"
-        " index"
+        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the trainer stops with KeyError:"
+        " 'model.embed_tokens.weight'"
     )
 
     def need(self, case: Case) -> Need | None:
