@@ -333,6 +333,23 @@ class TestMembers:
         assert other.lacking == ("vllm.c.C",)
 
 
+    def test_an_attribute_that_is_copied_from_another_instance(self, tmp_path: Path) -> None:
+        source = """
+            class One:
+                def __init__(self, one: "One", other: "Two"):
+                    self.same = one.same
+                    self.turn = other.turn
+            class Two:
+                def __init__(self, one: One):
+                    self.turn = one.turn
+        """
+        surface = SourceSurface.at(packages.write(tmp_path, {"a.py": source}))
+        for path in ("vllm.a.One.same", "vllm.a.One.turn", "vllm.a.Two.turn.more"):
+            symbol = surface.resolve(path)
+            assert symbol is not None
+            assert symbol.open_ended
+
+
 class TestModules:
     def test_re_exports(self, tmp_path: Path) -> None:
         files = {

@@ -203,6 +203,7 @@ class StaticSurface(Surface):
         self._symbols: dict[str, Symbol | None] = {}
         self._lookups: dict[tuple[str, str, bool], Thing | None] = {}
         self._mros: dict[str, list[Thing]] = {}
+        self._asked: set[str] = set()
 
     # What subclasses supply.
 
@@ -512,6 +513,15 @@ class StaticSurface(Surface):
             return Types(open=True)
         if thing.kind != "attribute":
             return Types(open=True)
+        if thing.path in self._asked:
+            return Types(open=True)  # ``self.x = other.x``: it says nothing but that it is the same
+        self._asked.add(thing.path)
+        try:
+            return self._attribute_types(thing)
+        finally:
+            self._asked.discard(thing.path)
+
+    def _attribute_types(self, thing: Thing) -> Types:
         entries = thing.entry[4] if len(thing.entry) > 4 else [thing.entry]
         things: list[Thing] = []
         is_open = none = False
