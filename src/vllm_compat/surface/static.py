@@ -333,7 +333,7 @@ class StaticSurface(Surface):
             return self._lookup(thing.module, name)
         if thing.kind == "class":
             found = self._member(thing, name)
-            if found is None and self._open_ended(thing):
+            if found is None and (self._open_ended(thing) or self._is_protocol(thing)):
                 return UNKNOWN
             return found
         if thing.kind == "external":
@@ -410,8 +410,6 @@ class StaticSurface(Surface):
     def _open_ended(self, thing: Thing) -> bool:
         """Whether the class may have members that can't be read."""
         for base in self._mro(thing):
-            if base.path.endswith(".Protocol"):
-                return True  # it promises less than there is
             if base.kind == "class":
                 if "g" in base.entry[5]:
                     return True
@@ -420,6 +418,10 @@ class StaticSurface(Surface):
                 if head != "builtins" or not hasattr(builtins, rest):
                     return True
         return False
+
+    def _is_protocol(self, thing: Thing) -> bool:
+        """Whether the class is a protocol, which promises less than its values have."""
+        return any(base.path.endswith(".Protocol") for base in self._mro(thing))
 
     def _member(self, thing: Thing, name: str) -> Thing | None:
         """Return a class's own or inherited member."""
