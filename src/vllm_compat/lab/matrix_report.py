@@ -71,22 +71,31 @@ def as_expected(record: dict[str, Any]) -> bool:
     return bool(record["outcome"] != Outcome.FAILED)
 
 
-def summary_table(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a Markdown table, release × speculators."""
+def summary_table(
+    records: Sequence[dict[str, Any]], releases: Sequence[str] = (), missing: str = ""
+) -> list[str]:
+    """Return a Markdown table, release × speculators.
+
+    ``releases`` have a row each, in this order, whether they have records or not; ``missing`` stands
+    where a pair has none.
+    """
     columns = sorted({r["versions"]["speculators"] for r in records})
-    rows: dict[str, dict[str, list[str]]] = {}
+    rows: dict[str, dict[str, list[str]]] = {release: {} for release in releases}
+    overlaid = set()
     for record in records:
         if record["without"]:
             continue
-        release = release_of(record) + (" (overlay)" if record["overlay"] else "")
+        release = release_of(record)
+        if record["overlay"]:
+            overlaid.add(release)
         cells = rows.setdefault(release, {})
         cells.setdefault(record["versions"]["speculators"], []).append(_brief(record))
     lines = ["| vLLM | " + " | ".join(f"speculators {c}" for c in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for release, cells in rows.items():
-        lines.append(
-            f"| {release} | " + " | ".join("<br>".join(cells.get(c, [])) for c in columns) + " |"
-        )
+        name = release + (" (overlay)" if release in overlaid else "")
+        texts = ("<br>".join(cells.get(c, [])) or missing for c in columns)
+        lines.append(f"| {name} | " + " | ".join(texts) + " |")
     return lines
 
 
