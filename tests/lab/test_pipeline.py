@@ -103,10 +103,20 @@ def test_arguments_that_make_no_sense_are_told(
     assert words in capsys.readouterr().err
 
 
+def test_a_transformers_that_stocks_trainer_does_not_run_on_is_told_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm_compat.lab.demo._need", lambda *packages: None)
+    monkeypatch.setattr("vllm_compat.lab.demo.metadata.version", lambda name: "5.24.0")
+    assert main(["demo", "--pipeline"]) == 2
+    assert "transformers 5.24.0 is installed" in capsys.readouterr().err
+
+
 def test_a_folder_that_holds_something_is_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vllm_compat.lab.demo._need", lambda *packages: None)
+    monkeypatch.setattr("vllm_compat.lab.demo.metadata.version", lambda name: "4.57.6")
     (tmp_path / "data").mkdir()
     assert main(["demo", "--pipeline", "--folder", str(tmp_path)]) == 2
     assert "is not empty" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,19 @@ def run_pipeline_demo(folder: str | None = None, without: Sequence[str] = ()) ->
     what was made; ``without`` leaves adapters out.
 
     Raises:
-        UsageError: Something is not installed here, or the folder holds something.
+        UsageError: Something is not installed here or too new, or the folder holds something.
         PipelineError: A step ended in failure.
     """
     from vllm_compat.lab.pipeline import render, run_pipeline
 
-    _need("vllm", "speculators", "torch", "datasets")
+    _need("vllm", "speculators", "torch", "datasets", "transformers")
+    transformers = metadata.version("transformers")
+    if int(transformers.partition(".")[0]) > 4:
+        raise UsageError(
+            f"transformers {transformers} is installed, on which stock's trainer cannot make a draft (no"
+            " attribute '__pydantic_fields_set__'): use an environment with transformers 4, such as one"
+            " with vLLM 0.16."
+        )
     if folder is not None and Path(folder).exists() and any(Path(folder).iterdir()):
         raise UsageError(f"{folder} is not empty, and stock resumes what it finds: name a new folder.")
     with _folder(folder) as place:
