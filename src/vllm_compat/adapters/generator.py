@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import backlog
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.engine import current_call
 from vllm_compat.errors import GuardError
@@ -92,4 +91,6 @@ class SaveBacklog(Adapter):
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         # The waiting itself stands in the guard around generate(), which comes before all else.
+        from vllm_compat import backlog
+
         transaction.wrap("concurrent.futures.thread:ThreadPoolExecutor.submit", backlog.submit)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import account
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.drift import FindingKind
 from vllm_compat.engine import belongs
@@ -94,6 +93,7 @@ class Capture(Adapter):
             result = wrapped(*args, **kwargs)
             given = args[0] if args else kwargs.get("vllm_config")
             if plan.environment.transfer != "rpc" and belongs(given, plan.roles.package):
+                from vllm_compat import account
                 from vllm_compat.capture import slabs
 
                 offers = instance.collective_rpc(slabs.offer)

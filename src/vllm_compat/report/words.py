@@ -235,11 +235,11 @@ def sites_of(found: Iterable[CallSite], limit: int = 3) -> str:
 
 def install_lines(pair: Pair) -> dict[str, list[str]]:
     """Return the lines that install a pair, by tool; none where it cannot run or is no release."""
-    from vllm_compat.lab.environments import install_lines as lines
-
     served = pair.verdict is not Verdict.INCOMPATIBLE and pair.plan is not None
     if not served or not re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", pair.surface.version):
         return {}
+    from vllm_compat.lab.environments import install_lines as lines
+
     return {
         tool: lines(pair.surface.version, pair.contract.version, tool) for tool in ("uv", "pip")
     }
