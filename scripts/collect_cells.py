@@ -40,6 +40,8 @@ def families(folder: str, out: str, where: str) -> None:
         record = json.loads(path.read_text(encoding="utf-8"))
         for cell in record.get("cells", [record]):
             found = brief(slim(cell))
+            asked = (cell.get("options") or {}).get("tensor_parallel_size")
+            found["ranks"] = int(asked or found["ranks"])
             plain = path.with_suffix(".plain.json")
             if plain.exists():
                 alone = json.loads(plain.read_text(encoding="utf-8"))
