@@ -138,8 +138,9 @@ def read_features(downstream: Path, transformers: Path | None) -> tuple[str, ...
 
 def own_features(downstream: Path) -> tuple[str, ...]:
     """Read from source where the downstream makes samples and drafts, whatever transformers is."""
-    prepared = (" ".join((p.site, p.dataset, p.frequencies)) for p in _preprocessing(downstream))
-    trained = (" ".join((t.site, t.draft, t.setup, *t.gaps)) for t in _trainers(downstream))
+    files = list(_sources(downstream))
+    prepared = (" ".join((p.site, p.dataset, p.frequencies)) for p in _preprocessing(files))
+    trained = (" ".join((t.site, t.draft, t.setup, *t.gaps)) for t in _trainers(files))
     return (*(f"{_OFFSETS}{p.rstrip()}" for p in prepared), *(f"{_TRAINER}{t}" for t in trained))
 
 
@@ -158,8 +159,7 @@ def features_of(
 def names_from_transformers(downstream: Path) -> dict[str, list[str]]:
     """Return ``{module: names}`` of what the downstream imports from modules of transformers."""
     wanted: dict[str, set[str]] = {}
-    for file in sorted(downstream.rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
+    for _, text in _sources(downstream):
         if not _FROM_TRANSFORMERS.search(text):  # most files: parsing them takes its time
             continue
         for node in ast.parse(text).body:
@@ -175,13 +175,26 @@ def torch_for_typing(transformers: Path) -> bool:
     return configuration.is_file() and _torch_for_typing(configuration.read_text(encoding="utf-8"))
 
 
-def _preprocessing(downstream: Path) -> Iterator[Preprocessing]:
+def _sources(package: Path) -> Iterator[tuple[str, str]]:
+    """Iterate over (path from the package's folder on, text) of a package's source, sorted."""
+    paths = [
+        os.path.join(where, name)
+        for where, _, names in os.walk(package)
+        for name in names
+        if name.endswith(".py")
+    ]
+    start = len(str(package.parent)) + 1
+    for path in sorted(paths):
+        with open(path, encoding="utf-8") as file:
+            yield path[start:].replace(os.sep, "/"), file.read()
+
+
+def _preprocessing(files: Iterable[tuple[str, str]]) -> Iterator[Preprocessing]:
     """Find the function that asks for offsets, and the one that maps a dataset by it."""
-    for file in sorted(downstream.rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
+    for file, text in files:
         if "return_offsets_mapping" not in text:
             continue
-        parts = file.relative_to(downstream.parent).with_suffix("").parts
+        parts = file.removesuffix(".py").split("/")
         module = ".".join(parts)
         tree = ast.parse(text)
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
@@ -201,21 +214,21 @@ def _preprocessing(downstream: Path) -> Iterator[Preprocessing]:
                 for node in ast.walk(asking)
                 if isinstance(node, ast.keyword) and node.arg == "return_offsets_mapping"
             ]
-            for mapping in functions:
-                takes = {argument.arg for argument in mapping.args.args}
+            for mapping in functions if lines else ():
+                if not {"dataset", "tokenizer"} <= {argument.arg for argument in mapping.args.args}:
+                    continue
                 names = {node.id for node in ast.walk(mapping) if isinstance(node, ast.Name)}
-                if lines and {"dataset", "tokenizer"} <= takes and asking.name in names:
+                if asking.name in names:
                     site = f"{'/'.join(parts)}.py:{lines[0]}"
                     yield Preprocessing(site, f"{module}:{mapping.name}", frequencies)
 
 
-def _trainers(downstream: Path) -> Iterator[Trainer]:
+def _trainers(files: Iterable[tuple[str, str]]) -> Iterator[Trainer]:
     """Find the class whose method reads the verifier's configuration and some of its weights."""
-    for file in sorted(downstream.rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
+    for file, text in files:
         if "load_model_layers(" not in text or "AutoConfig.from_pretrained(" not in text:
             continue
-        parts = file.relative_to(downstream.parent).with_suffix("").parts
+        parts = file.removesuffix(".py").split("/")
         for cls in ast.parse(text).body:
             if not isinstance(cls, ast.ClassDef):
                 continue
