@@ -79,7 +79,8 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=vllm_compat.__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, (summary, set_up) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary.capitalize()}.")
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        command = commands.add_parser(name, help=summary, description=sentence)
         if name == chosen:
             set_up(command)
     return parser
