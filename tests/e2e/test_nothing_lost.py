@@ -17,7 +17,7 @@ from vllm_compat.lab.environments import EnvironmentPaths
 pytestmark = pytest.mark.e2e
 PROGRAMS = Path(__file__).parent.parent / "programs"
 LIMIT = 400
-SAMPLES = 24
+SAMPLES = 80
 
 COMPARE = """
 import json, sys
@@ -60,7 +60,7 @@ def test_a_killed_run_is_resumed_and_nothing_is_done_twice(
             "--status-file", str(tmp_path / "status.json"), "--log", str(tmp_path / "log.txt"),
             str(PROGRAMS / "extract.py"), "--target-model-path", str(models("llama")),
             "--train-data-path", str(chats), "--output-dir", str(out), "--layer-ids", "0", "3",
-            "--batch-size", "2",
+            "--batch-size", "1",
         ]  # fmt: skip
 
     def run(out: Path) -> str:
@@ -109,4 +109,4 @@ def test_a_killed_run_is_resumed_and_nothing_is_done_twice(
     assert compared.returncode == 0, compared.stderr
     found = json.loads(compared.stdout.strip().splitlines()[-1])
     assert found["names"] == found["others"] == sorted(f"data_{n}.pt" for n in range(SAMPLES))
-    assert found["worst"] < 0.02  # bfloat16 in batches of other shapes; another row is off by 1.4
+    assert found["worst"] < 0.02  # bfloat16; a row of another token is off by 1.4
