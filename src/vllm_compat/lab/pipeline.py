@@ -89,7 +89,7 @@ def conversations(count: int, seed: int = 0) -> list[list[dict[str, str]]]:
     return chats
 
 
-def run_pipeline(folder: Path, *, workers: int = 2, without: Sequence[str] = ()) -> Verdict:
+def run_pipeline(folder: Path, *, workers: int = 8, without: Sequence[str] = ()) -> Verdict:
     """Run all four steps in this environment, which has vLLM and speculators, and judge them.
 
     ``folder`` receives the model, the conversations, the extracted data and the draft; ``workers`` is
