@@ -217,6 +217,7 @@ def family_entry(cell: dict[str, Any], where: str, notes: list[str]) -> str:
         routed = "bfloat16" in where and cell["worst"] > 0.08
         return f"{cell['median']:.1e} (m)" if routed else f"{cell['worst']:.1e}"
     plain = cell.get("plain") or {}
+    where = f"vLLM {cell['versions'].get('vllm', '')}, {where}"
     words = " ".join(str(cell["error"]).split())[:200]
     if plain and plain["outcome"] != "right":
         alone = " ".join(plain["error"].split())[:200]
