@@ -197,7 +197,7 @@ def strangers(found: Sequence[Any], expected: Sequence[Any], routed_from: int) -
     A row is strange where it is nearer to another row's reference than to its own; positions whose
     references are almost the same are left out. From the layer entry ``routed_from`` on a router may
     have chosen otherwise in low precision, which moves single rows anywhere. There a few strange rows
-    are no sign, but these are: two that have changed places, half of a sample, one in a hundred.
+    are no sign, but these are: two that have changed places, half of a sample, three in a hundred.
     """
     import torch
 
@@ -220,7 +220,7 @@ def strangers(found: Sequence[Any], expected: Sequence[Any], routed_from: int) -
         swapped &= strange[nearest.indices[places]]
         per_sample = [int(part.sum()) for part in strange.split(sizes)]
         whole = any(2 * n >= size >= 3 for n, size in zip(per_sample, sizes, strict=True))
-        if layer < routed_from or bool(swapped.any()) or whole or count > max(3, len(rows) // 100):
+        if layer < routed_from or bool(swapped.any()) or whole or count > max(3, 3 * len(rows) // 100):
             return (
                 f"layer entry {layer}: {count} of {len(rows)} rows are nearer to another row's"
                 f" reference than to their own, the first is row {int(places[0])}"
