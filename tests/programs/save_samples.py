@@ -3,13 +3,15 @@
     save_samples.py FOLDER SAMPLES ROUNDS (guarded|stock)
 
 Each round is a forked process that goes on behind the highest number it finds, saves from four
-threads and is killed by one of three signals at a random moment. The last line of the output says, as
+threads and is killed by one of three signals: at a random moment, at the latest when it begins one of
+its first saves, so that no machine is too fast to be interrupted. The last line of the output says, as
 JSON, how many rounds there were, how many left a torn file or a gap behind, and how often a sample was
 saved that was there already.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -19,6 +21,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,6 +51,19 @@ def extract(folder: Path, samples: int) -> None:
             future.result()
 
 
+def die_at(count: int, how: int) -> None:
+    """Let this process be killed when it begins its save of that number, whatever is under way."""
+    save = torch.save
+    begun = itertools.count(1)
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        if next(begun) == count:
+            os.kill(os.getpid(), how)
+        save(*args, **kwargs)
+
+    torch.save = counted
+
+
 def main() -> None:
     folder, samples, rounds, mode = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -55,8 +71,11 @@ def main() -> None:
     damaged = done = 0
     for number in range(rounds):
         begin = time.monotonic()
+        how = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[number % 3]
+        latest = chance.randint(4, 24)
         child = os.fork()
         if child == 0:
+            die_at(latest, how)
             if mode == "guarded":
                 account._account = account._Account(os.getpid(), None)  # type: ignore[arg-type]
                 saving.install(Transaction())
@@ -67,7 +86,7 @@ def main() -> None:
             os._exit(0)
         time.sleep(chance.uniform(0.005, 0.06))
         if os.waitpid(child, os.WNOHANG)[0] == 0:
-            os.kill(child, (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[number % 3])
+            os.kill(child, how)
             os.waitpid(child, 0)
         done += 1
         there = {int(p.stem[5:]) for p in folder.iterdir() if not p.name.startswith(".")}
