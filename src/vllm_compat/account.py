@@ -62,13 +62,18 @@ def open_for(plan: Plan) -> None:
 
 def is_ours() -> bool:
     """Whether this process is the driver, which keeps the account."""
-    return _account is not None and _account.pid == os.getpid()
+    return _ours() is not None
+
+
+def _ours() -> _Account | None:
+    """Return the account where this process keeps it: a forked child inherits its parent's."""
+    return _account if _account is not None and _account.pid == os.getpid() else None
 
 
 def add(results: Sequence[Mapping[str, Any]]) -> None:
     """Add one checked batch."""
-    account = _account
-    if account is None or account.pid != os.getpid() or not results:
+    account = _ours()
+    if account is None or not results:
         return
     now = time.monotonic()
     account.first = account.first or now
@@ -96,8 +101,8 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
 
 def tell_transfer(how: str, reason: str = "") -> None:
     """Note how rows leave the worker: ``shared memory`` or ``replies``, and why not otherwise."""
-    account = _account
-    if account is not None and account.pid == os.getpid():
+    account = _ours()
+    if account is not None:
         account.transfer = {"how": how, "reason": reason or None}
 
 
@@ -115,28 +120,30 @@ def _transfer(account: _Account) -> dict[str, Any]:
 
 def note(sentence: str) -> None:
     """Add to the verdict what was seen of the data."""
-    account = _account
-    if account is not None and account.pid == os.getpid():
+    account = _ours()
+    if account is not None:
         account.notes.append(sentence)
 
 
 def add_from_files(count: int) -> None:
     """Add samples that were not computed: their whole files were there."""
-    if _account is not None and is_ours():
-        _account.from_files += count
-        progress.note(samples=_account.samples + _account.from_files)
+    account = _ours()
+    if account is not None:
+        account.from_files += count
+        progress.note(samples=account.samples + account.from_files)
 
 
 def saved(path: str) -> None:
     """Count a sample that has been written."""
-    if _account is not None and is_ours():
-        _account.saved += 1
+    account = _ours()
+    if account is not None:
+        account.saved += 1
 
 
 def fail(cause: str) -> None:
     """Note why building or a ``generate()`` call has failed; the first cause stays."""
-    account = _account
-    if account is None or account.pid != os.getpid():
+    account = _ours()
+    if account is None:
         return
     account.failing = True
     if not account.failure:
@@ -146,8 +153,8 @@ def fail(cause: str) -> None:
 
 def fail_saving(cause: str) -> None:
     """Note that a sample could not be saved: the run has failed, whatever its status says."""
-    account = _account
-    if account is None or account.pid != os.getpid():
+    account = _ours()
+    if account is None:
         return
     account.saving_failure = account.saving_failure or cause
     account.failure = account.failure or cause
@@ -186,8 +193,8 @@ def _speed(account: _Account) -> float:
 
 def write() -> None:
     """Write the record where the launcher wants one."""
-    account = _account
-    if account is None or account.pid != os.getpid():
+    account = _ours()
+    if account is None:
         return
     account.written = time.monotonic()
     plan = account.plan

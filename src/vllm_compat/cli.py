@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import vllm_compat
 from vllm_compat.errors import UsageError, VllmCompatError
@@ -210,10 +211,7 @@ def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and the options of stock's offline script, under its names."""
-    parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
-    parser.add_argument(
-        "--layer-ids", nargs="+", type=int, metavar="K", help="in-process ids (stock's own choice)"
-    )
+    _add_model_arguments(parser)
     parser.add_argument(
         "--tensor-parallel-size", "--tp-size", "--devices", dest="devices", type=int, default=1,
         metavar="N",
@@ -226,11 +224,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.8, metavar="F")
 
 
-def _set_up_layers(parser: argparse.ArgumentParser) -> None:
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
     parser.add_argument(
         "--layer-ids", nargs="+", type=int, metavar="K", help="in-process ids (stock's own choice)"
     )
+
+
+def _set_up_layers(parser: argparse.ArgumentParser) -> None:
+    _add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(command=_layers)
 
@@ -346,6 +348,18 @@ def _status(options: argparse.Namespace) -> int:
     return status
 
 
+def _run_terms(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `_add_run_arguments` has asked for, as `vllm_compat.terms.RunTerms` names it."""
+    return {
+        "model": options.model,
+        "layer_ids": tuple(options.layer_ids) if options.layer_ids else None,
+        "devices": options.devices,
+        "max_model_len": options.length,
+        "batch_size": options.batch_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+    }
+
+
 def _preflight(options: argparse.Namespace) -> int:
     from pathlib import Path
 
@@ -354,12 +368,7 @@ def _preflight(options: argparse.Namespace) -> int:
     capability, memory = options.device_capability, options.device_memory
     report = preflight(
         Options(
-            model=options.model,
-            layer_ids=tuple(options.layer_ids) if options.layer_ids else None,
-            devices=options.devices,
-            max_model_len=options.length,
-            batch_size=options.batch_size,
-            gpu_memory_utilization=options.gpu_memory_utilization,
+            **_run_terms(options),
             capability=parse_capability(capability) if capability else None,
             device_memory=parse_size(memory) if memory else None,
             samples=options.samples,
@@ -379,12 +388,7 @@ def _rehearse(options: argparse.Namespace) -> int:
 
     report = rehearse(
         Options(
-            model=options.model,
-            layer_ids=tuple(options.layer_ids) if options.layer_ids else None,
-            devices=options.devices,
-            max_model_len=options.length,
-            batch_size=options.batch_size,
-            gpu_memory_utilization=options.gpu_memory_utilization,
+            **_run_terms(options),
             without=tuple(options.without),
             capture=options.capture,
             dequantised=options.dequantised,

@@ -30,6 +30,7 @@ from typing import Any
 
 from vllm_compat.errors import UsageError, VllmCompatError
 from vllm_compat.layers import config_path, layers_of, read_config
+from vllm_compat.terms import RunTerms
 
 SCHEMA_VERSION = 1
 GIB = 2**30
@@ -52,19 +53,13 @@ _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(RunTerms):
     """What the run will be given, in stock's own terms, and the device that it will have.
 
     ``capability`` and ``device_memory`` (bytes) describe a device that need not be here; None asks
     about the machine's own. ``devices`` is the tensor parallel size.
     """
 
-    model: str
-    layer_ids: tuple[int, ...] | None = None
-    devices: int = 1
-    max_model_len: int = 2048
-    batch_size: int = 8
-    gpu_memory_utilization: float = 0.8
     capability: tuple[int, int] | None = None
     device_memory: int | None = None
     samples: int | None = None

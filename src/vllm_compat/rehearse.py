@@ -24,6 +24,7 @@ from typing import Any
 
 from vllm_compat.errors import UsageError
 from vllm_compat.layers import auto_selected, config_path, number_of_layers, read_config
+from vllm_compat.terms import RunTerms
 
 LAYERS = 4
 """Layers of a small model, if not more are asked for."""
@@ -51,15 +52,9 @@ class Small:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(RunTerms):
     """What the run will be given, in stock's own terms."""
 
-    model: str
-    layer_ids: tuple[int, ...] | None = None
-    devices: int = 1
-    max_model_len: int = 2048
-    batch_size: int = 8
-    gpu_memory_utilization: float = 0.8
     without: tuple[str, ...] = ()
     capture: str = "auto"
     dequantised: bool = False

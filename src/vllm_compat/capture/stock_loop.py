@@ -31,7 +31,7 @@ def bind(
     model = extension.model_runner.model
     path, found = decoder(model, layers)
     owner, _, name = path.rpartition(".")
-    if name != "layers" or not all(leaves_the_sum(type(layer)) for layer in found):
+    if name != "layers" or not all(map(leaves_the_sum, set(map(type, found)))):
         raise GuardError(
             f"The downstream's own loop adds up what the layers of {type(model).__name__} return, which"
             " is not how they work; leave capture='stock' out."

@@ -77,22 +77,29 @@ class Capture:
     def _capture_by(self, capture: str, count: int) -> str:
         """Set hooks or ask for auxiliary states; return which. Every rank decides alike."""
         model = self.runner.model
-        if capture != "auxiliary":
-            try:
-                self.path, layers = decoder(model, count)
-                asked = {layer_id: layers[layer_id] for layer_id in self.unique_ids}
-                unclear = any(is_ambiguous(type(layer)) for layer in asked.values())
-                if capture == "hooks" or not unclear or not auxiliary.supported(model):
-                    if self.active:
-                        for layer_id, layer in asked.items():
-                            layer.register_forward_hook(self._hook(layer_id, layer))
-                    return "hooks"
-            except GuardError:
-                if capture == "hooks" or not auxiliary.supported(model):
-                    raise
-        self.path = type(model).__name__
-        auxiliary.bind(model, self.unique_ids, self._receive if self.active else lambda states: None)
-        return "auxiliary"
+        if capture == "auxiliary" or (capture == "auto" and self._hooks_cannot_tell(count)):
+            self.path = type(model).__name__
+            auxiliary.bind(
+                model, self.unique_ids, self._receive if self.active else lambda states: None
+            )
+            return "auxiliary"
+        self.path, layers = decoder(model, count)
+        if self.active:
+            for layer_id in self.unique_ids:
+                layer = layers[layer_id]
+                layer.register_forward_hook(self._hook(layer_id, layer))
+        return "hooks"
+
+    def _hooks_cannot_tell(self, count: int) -> bool:
+        """Whether the layers or their stream are unclear, and the model has auxiliary states instead."""
+        model = self.runner.model
+        if not auxiliary.supported(model):
+            return False
+        try:
+            layers = decoder(model, count)[1]
+        except GuardError:
+            return True
+        return any(map(is_ambiguous, {type(layers[layer_id]) for layer_id in self.unique_ids}))
 
     @staticmethod
     def _captures() -> bool:

@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +67,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
         "outcome": "failed",
     }
+    status = recorded(_run, options, record)
+    print(json.dumps({k: record.get(k) for k in ("outcome", "error", "worst")}), file=sys.stderr)
+    return status
+
+
+def recorded(
+    run: Callable[[argparse.Namespace, dict[str, Any]], None],
+    options: argparse.Namespace,
+    record: dict[str, Any],
+) -> int:
+    """Run, with what stops it in the record; write that to ``options.out`` and return the status.
+
+    The status is 0 if the record's outcome is ``right``.
+    """
     begin = time.perf_counter()
     try:
-        _run(options, record)
+        run(options, record)
     except BaseException as error:
         record["error"] = f"{type(error).__name__}: {error}"
         record["traceback"] = traceback.format_exc(limit=-6)
     record["seconds"] = round(time.perf_counter() - begin, 2)
     Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({k: record.get(k) for k in ("outcome", "error", "worst")}), file=sys.stderr)
     return 0 if record["outcome"] == "right" else 1
 
 

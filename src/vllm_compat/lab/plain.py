@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from vllm_compat.lab.cell import prompts_of, recorded
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """Largest right deviation of a log-probability, absolute. Wrong numbers are off by 0.1 to 10."""
@@ -31,21 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     options = parser.parse_args(argv)
     record: dict[str, Any] = {"kind": "plain", "outcome": "failed"}
-    begin = time.perf_counter()
-    try:
-        _run(options, record)
-    except BaseException as error:
-        record["error"] = f"{type(error).__name__}: {error}"
-        record["traceback"] = traceback.format_exc(limit=-6)
-    record["seconds"] = round(time.perf_counter() - begin, 2)
-    Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 0 if record["outcome"] == "right" else 1
+    return recorded(_run, options, record)
 
 
 def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     from vllm import LLM, SamplingParams
 
-    from vllm_compat.lab.cell import prompts_of
     from vllm_compat.lab.reference import reference_run
 
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_compat.canary import difference
 from vllm_compat.errors import UsageError
 from vllm_compat.lab.families import minicpm_as_granite
 from vllm_compat.lab.models import dequantise_int4
@@ -216,9 +217,7 @@ def compare(results: Sequence[Any], reference: Sequence[Sequence[Tensor]]) -> De
                     f"Result {prompt}, layer entry {layer} has the shape {tuple(rows.shape)}, "
                     f"the reference {tuple(right.shape)}."
                 )
-            exact = right.detach().cpu().to(torch.float64)
-            difference = (rows.detach().cpu().to(torch.float64) - exact).norm(dim=-1)
-            errors.append(difference / exact.norm(dim=-1))
+            errors.append(difference(rows.detach().cpu(), right.detach().cpu()))
             places.append((prompt, layer))
     if not errors:
         raise UsageError("There is nothing to compare: no prompt has a layer.")
