@@ -257,22 +257,7 @@ def every_release() -> list[str]:
             parts.append(
                 f"| {release_of(cell)} | {cell['model']} | {cell['ranks']} | {said[0]} | {said[1]} |"
             )
-    kept = [c for c in cells if c["without"]]
-    if kept:
-        parts += ["", "### Adapters needed, by ablation", ""]
-        parts.append(
-            "Each adapter of a plan switched off in turn, everything else the same: *needed* where the"
-            " run then fails or gives wrong rows."
-        )
-        parts += ["", "| vLLM | speculators | needed | right without it |", "|---|---|---|---|"]
-        pairs = dict.fromkeys((release_of(c), c["versions"]["speculators"]) for c in kept)
-        for pair in pairs:
-            own = [c for c in kept if (release_of(c), c["versions"]["speculators"]) == pair]
-            lists = [
-                ", ".join(f"`{c['without'][0]}`" for c in own if (c["outcome"] == "right") is right)
-                for right in (False, True)
-            ]
-            parts.append(f"| {' | '.join([*pair, *lists])} |")
+    parts += ablated([c for c in cells if c["without"]], cells)
     shares = sorted(c["start"]["share"] for c in cells if "start" in c and not c["without"])
     if shares:
         parts += [
@@ -281,6 +266,52 @@ def every_release() -> list[str]:
             f" (imports, engine, workers), in the median {shares[len(shares) // 2]:.1%}.",
         ]
     return parts
+
+
+def ablated(off: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[str]:
+    """Return what runs without adapters showed: a table a pair, and one without the shim."""
+    from vllm_compat.lab.matrix import ELSEWHERE
+
+    if not off:
+        return []
+    parts = [
+        "",
+        "### Adapters needed, by ablation",
+        "",
+        "On the oldest release, the newest, and those at which the plan changes: each adapter of a"
+        " plan switched off in turn, everything else the same, on Llama or on the model given. The run"
+        " then fails, in these words, or gives wrong rows; the same cell with all adapters is right."
+        f" {' and '.join(f'`{name}`' for name in sorted(ELSEWHERE))} are for writing data, which a"
+        " cell does not do; the end-to-end tests of the pipeline show them. *Without any* leaves only"
+        " the adapters for a machine without a GPU in force, so that it fails as stock does.",
+        "",
+    ]
+    for pair in sorted(dict.fromkeys(map(_pair, off)), key=lambda p: p[0]):
+        own = [r for r in off if _pair(r) == pair]
+        parts += [f"speculators {pair[0]}, vLLM {pair[1]}:", ""]
+        parts += ["| without | model | what happens |", "|---|---|---|"]
+        for record in sorted(own, key=lambda r: (len(r["without"]) > 1, r["without"])):
+            name = f"`{record['without'][0]}`" if len(record["without"]) == 1 else "*without any*"
+            parts.append(f"| {name} | {record['model']} | {_what_happens(record)} |")
+        whole = next((r for r in cells if r.get("not_shown") and _pair(r) == pair), None)
+        if whole and (unshown := set(whole["not_shown"]) - ELSEWHERE):
+            parts += ["", f"Shown by no cell of this release: {', '.join(sorted(unshown))}."]
+        parts.append("")
+    return parts[:-1]
+
+
+def _pair(record: dict[str, Any]) -> tuple[str, str]:
+    from vllm_compat.lab.matrix_report import release_of
+
+    return record["versions"]["speculators"], release_of(record)
+
+
+def _what_happens(record: dict[str, Any]) -> str:
+    """Return what a run without adapters came to, in a cell of a table."""
+    if record["outcome"] == "right":
+        return "**right: not needed**"
+    error = " ".join(str(record.get("error")).split())
+    return error[:140].replace("|", "\\|").replace("<", "\\<")
 
 
 def _causes(log: list[str]) -> list[str]:

@@ -162,16 +162,50 @@ def test_a_refusal_in_words_is_no_failure(lab: Lab) -> None:
     assert lab.ran() == ["cell llama"]
 
 
+def right_with(*adapters: str) -> dict[str, Any]:
+    steps = [{"adapter": name, "reason": "r", "sites": [], "targets": []} for name in adapters]
+    return RIGHT | {"plan": {"steps": steps}}
+
+
 def test_ablation_runs_each_adapter_off_and_expects_a_failure(lab: Lab) -> None:
-    cells = {"cell__llama__1": RIGHT, "cell__llama__1__worker.capture": WRONG}
+    cells = {
+        "cell__llama__1": right_with("executor.two_phase_step", "request.eos_token_id"),
+        "cell__llama__1__executor.two_phase_step": WRONG,
+        "cell__llama__1__request.eos_token_id": RIGHT,
+    }
     lab.cells(**cells)
-    whole, off = lab.run(ablate=True)
-    assert (whole["needed"], whole["not_needed"]) == (["worker.capture"], [])
-    assert off["without"] == ["worker.capture"]
+    whole, off, idle = lab.run(ablate=True)
+    assert (whole["needed"], whole["not_needed"], whole["not_shown"]) == (
+        ["executor.two_phase_step"], ["request.eos_token_id"], [],
+    )  # fmt: skip
+    assert off["without"] == ["executor.two_phase_step"]
     assert off["outcome"] == Outcome.FAILED
     assert matrix_report.as_expected(off)
     assert "plain" not in off
-    assert not matrix_report.as_expected(off | {"outcome": "right"})
+    assert not matrix_report.as_expected(idle)
+
+
+def test_ablation_takes_the_model_that_shows_an_adapter_and_says_what_none_shows(lab: Lab) -> None:
+    names = ("config.sliding_window", "generator.save_backlog", "worker.capture")
+    cells = {
+        "cell__llama__1": right_with(*names),
+        "cell__llama__1__" + ",".join(names): WRONG,
+        "cell__gemma2__1": RIGHT,
+        "cell__gemma2__1__worker.capture": WRONG,
+        "cell__mistral__1": WRONG,
+        "plain__mistral__1": WRONG,
+    }
+    lab.cells(**cells)
+    whole, *others = lab.run(ablate=True)
+    assert (whole["needed"], whole["not_needed"], whole["not_shown"]) == (
+        ["worker.capture"], [], ["config.sliding_window", "generator.save_backlog"],
+    )  # fmt: skip
+    assert lab.ran() == [
+        "cell llama", "cell mistral", "plain mistral", "cell gemma2", "cell gemma2 worker.capture",
+        "cell llama " + " ".join(names),
+    ]  # fmt: skip
+    bare = next(r for r in others if len(r["without"]) == 3)
+    assert bare["cell"].endswith("llama_tp1_without-3-adapters")
 
 
 def test_a_cell_that_hangs_or_leaves_nothing_is_a_failure(lab: Lab) -> None:

@@ -43,6 +43,18 @@ LIMIT = 300.0
 """Seconds after which a cell counts as hung; on two cores one takes 25 to 60."""
 GROWTH = 8.0
 """GB that the environment of one more release may take."""
+MOST_IN_NAME = 2
+"""Adapters switched off that a cell's name names; of more it gives the number."""
+
+WITNESSES = {
+    "config.sliding_window": "mistral",
+    "tokenizer.trust_remote_code": "kimi_k25",
+    "worker.capture": "gemma2",
+}
+"""Adapters that Llama does without, and the tiny model on which a run without them fails."""
+
+ELSEWHERE = frozenset({"device.accelerator_name", "generator.save_backlog"})
+"""Adapters for what a cell does not do, which is writing data: the tests of the pipeline show them."""
 
 Tell = Callable[[str], None]
 
@@ -69,7 +81,10 @@ class Cell:
         parts.append(f"tp{self.ranks}")
         if self.dtype != "float32":
             parts.append(self.dtype)
-        parts += [f"without-{name}" for name in self.without]
+        if len(self.without) > MOST_IN_NAME:
+            parts.append(f"without-{len(self.without)}-adapters")
+        else:
+            parts += [f"without-{name}" for name in self.without]
         return "_".join(re.sub(r"[^\w.+-]", "-", part) for part in parts)
 
 
@@ -148,12 +163,19 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
+def knows(site_packages: Path, model: str) -> bool:
+    """Tell whether a vLLM has the architecture of a tiny model; only Kimi-K2.5 is newer than some."""
+    models = site_packages / "vllm" / "model_executor" / "models"
+    return model != "kimi_k25" or (models / "kimi_k25.py").exists()
+
+
 def default_model(site_packages: Path, speculators: str) -> tuple[str, int]:
-    """Return model and ranks of a pair's own cell: Llama alone, or a DeepSeek kind on two ranks."""
-    if speculators != "0.4.0.1":
+    """Return model and ranks of a pair's own cell: Llama alone or on two ranks, or a DeepSeek kind."""
+    if speculators == "0.3.0":
         return "llama", 1
-    folder = site_packages / "vllm" / "model_executor" / "models"
-    return ("kimi_k25" if (folder / "kimi_k25.py").exists() else "deepseek_v3"), 2
+    if speculators == "0.4.0":
+        return "llama", 2
+    return ("kimi_k25" if knows(site_packages, "kimi_k25") else "deepseek_v3"), 2
 
 
 class Matrix:
@@ -258,16 +280,43 @@ class Matrix:
             record = self._cell(cell, paths, overlay, share)
             records.append(record)
         if self.options.ablate and record["outcome"] == Outcome.RIGHT and not cell.without:
-            adapters = [step["adapter"] for step in record["plan"]["steps"]]
-            off = [
-                self._cell(replace(cell, without=(name,)), paths, overlay, share) for name in adapters
-            ]
-            failed = {name for name, r in zip(adapters, off, strict=True) if r["outcome"] != "right"}
-            record["needed"] = [name for name in adapters if name in failed]
-            record["not_needed"] = [name for name in adapters if name not in failed]
-            _write(self.options.out / f"{cell.name}.json", record)
-            records += off
+            records += self._ablations(cell, record, paths, overlay, share)
         return records
+
+    def _ablations(
+        self,
+        cell: Cell,
+        record: dict[str, Any],
+        paths: EnvironmentPaths,
+        overlay: Overlay | None,
+        share: str,
+    ) -> list[dict[str, Any]]:
+        """Run a right cell without each of its adapters, then without all but those for the device.
+
+        An adapter that the cell's model does without is left out on its witness, which must be right
+        with all of them. The cell's record learns which are needed, which are not, and which no cell
+        of this release can show.
+        """
+        folder = overlay.folder if overlay else paths.site_packages
+        adapters = [step["adapter"] for step in record["plan"]["steps"]]
+        records, off = [], {}
+        for name in adapters:
+            shown = replace(cell, model=WITNESSES.get(name, cell.model))
+            if name in ELSEWHERE or not knows(folder, shown.model):
+                continue
+            if shown.model != cell.model:
+                records.append(self._cell(shown, paths, overlay, share))
+                if records[-1]["outcome"] != Outcome.RIGHT:
+                    continue
+            off[name] = self._cell(replace(shown, without=(name,)), paths, overlay, share)
+        bare = tuple(name for name in adapters if not name.startswith("device."))
+        if len(bare) > MOST_IN_NAME:
+            records.append(self._cell(replace(cell, without=bare), paths, overlay, share))
+        record["needed"] = [name for name in off if off[name]["outcome"] != Outcome.RIGHT]
+        record["not_needed"] = [name for name in off if off[name]["outcome"] == Outcome.RIGHT]
+        record["not_shown"] = [name for name in adapters if name not in off]
+        _write(self.options.out / f"{cell.name}.json", record)
+        return [*records, *off.values()]
 
     def _cell(
         self, cell: Cell, paths: EnvironmentPaths, overlay: Overlay | None, share: str
