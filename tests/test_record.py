@@ -407,7 +407,12 @@ def test_what_is_recorded_how(module: str, full: bool, names: bool) -> None:
         ("vllm.config.cache", "vllm.config"),
         ("vllm.v1.request", "vllm.v1"),
         ("vllm.v1.core.sched.scheduler", "vllm.v1.core"),
-        ("vllm.v1.sample.sampler", "vllm.v1"),
+        ("vllm.v1.sample.sampler", "vllm.v1.deeper"),
+        ("vllm.v1.worker", "vllm.v1"),
+        ("vllm.v1.worker.gpu_worker", "vllm.v1.worker"),
+        ("vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu"),
+        ("vllm.v1.worker.gpu.sample.states", "vllm.v1.worker.gpu.deeper"),
+        ("vllm.v1.attention.backends.abstract", "vllm.v1.attention"),
     ],
 )
 def test_groups(module: str, group: str) -> None:

@@ -47,6 +47,11 @@ TORCH_FOR_TYPING = "transformers.configuration_utils names torch, imported for t
 """The feature that pydantic trips over when it evaluates PreTrainedConfig's annotations."""
 
 _MISSING = "missing "
+_TORCH_ANNOTATION = re.compile(
+    r"^(?: {1,4}|\t)\w+[ \t]*:[^\n]*(?:\btorch\b|[\[(,|\\][ \t]*(?:#.*)?$)", re.MULTILINE
+)
+"""Finds, among others, each annotation in a class's body that names torch, or goes on in a next line."""
+
 _FROM_TRANSFORMERS = re.compile(r"^from\s+transformers\s*\.|;\s*from\s+transformers\s*\.", re.MULTILINE)
 
 
@@ -160,13 +165,30 @@ def names_from_transformers(downstream: Path) -> dict[str, list[str]]:
     """Return ``{module: names}`` of what the downstream imports from modules of transformers."""
     wanted: dict[str, set[str]] = {}
     for _, text in _sources(downstream):
-        if not _FROM_TRANSFORMERS.search(text):  # most files: parsing them takes its time
-            continue
-        for node in ast.parse(text).body:
+        for node in _with_imports_from_transformers(text):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers."):
                 assert node.module
                 wanted.setdefault(node.module, set()).update(a.name for a in node.names)
     return {module: sorted(names) for module, names in sorted(wanted.items())}
+
+
+def _with_imports_from_transformers(text: str) -> list[ast.stmt]:
+    """Return a module's statements up to its last import from transformers, or more of them.
+
+    Most modules have none, and in the others they stand at the head: parsing takes its time.
+    """
+    last = None
+    for match in _FROM_TRANSFORMERS.finditer(text):
+        last = match
+    if last is None:
+        return []
+    end = text.find("\n", last.end())
+    if "(" in text[last.end() : end]:
+        end = text.find(")", last.end()) + 1
+    try:
+        return ast.parse(text[:end]).body if end > 0 else ast.parse(text).body
+    except SyntaxError:  # cut within a string, or before the statement's end
+        return ast.parse(text).body
 
 
 def torch_for_typing(transformers: Path) -> bool:
@@ -257,6 +279,8 @@ def _trainers(files: Iterable[tuple[str, str]]) -> Iterator[Trainer]:
 
 def _torch_for_typing(source: str) -> bool:
     """Whether the module's class annotations name torch, which it imports under TYPE_CHECKING."""
+    if not _TORCH_ANNOTATION.search(source):  # parsing takes its time
+        return False
     tree = ast.parse(source)
     runtime = any(
         alias.name.partition(".")[0] == "torch"

@@ -38,6 +38,10 @@ class Tree:
         """Iterate over the paths of all files below ``folder``, sorted."""
         raise NotImplementedError
 
+    def names(self, folder: str) -> Sequence[str]:
+        """Return the names of what lies right in a folder: its files, maybe its folders too."""
+        raise NotImplementedError
+
     def folder_has_source(self, folder: str) -> bool:
         """Whether there is Python source below a folder (a namespace package)."""
         raise NotImplementedError
@@ -57,6 +61,7 @@ class FolderTree(Tree):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.origin = str(root)
+        self._listed: dict[str, list[str]] = {}
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -77,6 +82,14 @@ class FolderTree(Tree):
             prefix = "" if relative == "." else f"{relative}/"
             for name in sorted(names):
                 yield prefix + name
+
+    def names(self, folder: str) -> Sequence[str]:
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = os.listdir(os.path.join(self.root, folder))
+            except OSError:
+                self._listed[folder] = []
+        return self._listed[folder]
 
     def folder_has_source(self, folder: str) -> bool:
         top = os.path.join(self.root, folder)
@@ -118,6 +131,17 @@ class _ArchiveTree(Tree):
     def files(self, folder: str = "") -> Iterator[str]:
         prefix = f"{folder}/" if folder else ""
         return iter(sorted(name for name in self._names if name.startswith(prefix)))
+
+    @cached_property
+    def _by_folder(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for path in self._names:
+            folder, _, name = path.rpartition("/")
+            found.setdefault(folder, []).append(name)
+        return found
+
+    def names(self, folder: str) -> Sequence[str]:
+        return self._by_folder.get(folder, [])
 
     def folder_has_source(self, folder: str) -> bool:
         return folder in self._folders
@@ -239,7 +263,15 @@ class PackageFiles:
         path = self._path(module)
         if path is None:
             return False
-        return self.tree.folder_has_source(path) or module in self.compiled
+        return self.tree.folder_has_source(path) or self.is_compiled(module)
+
+    def is_compiled(self, module: str) -> bool:
+        """Whether there is a compiled module of that name."""
+        folder, _, name = (self._path(module) or "").rpartition("/")
+        return any(
+            file.startswith(f"{name}.") and file.endswith(_EXTENSION_SUFFIXES)
+            for file in (self.tree.names(folder) if name else ())
+        )
 
     @cached_property
     def compiled(self) -> frozenset[str]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, cached_property, lru_cache, reduce
-from operator import or_
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,30 @@ _STAND_INS: dict[str, Entry] = {
     "i": ["a", None, None, ""],
 }
 
-_SPLIT = frozenset({"attention", "core", "engine", "worker"})
+_FILES = (
+    "vllm.v1.worker.gpu",
+    "vllm.v1.attention",
+    "vllm.v1.core",
+    "vllm.v1.engine",
+    "vllm.v1.executor",
+    "vllm.v1.worker",
+    "vllm.distributed",
+    "vllm.v1",
+)
+_SHALLOW = frozenset({"vllm.v1.worker.gpu", "vllm.distributed", "vllm.v1"})
+"""Packages of which downstreams mostly use the modules right below: deeper ones are a file apart."""
 
 
 def group_of(module: str) -> str:
-    """Return the name of the file that holds a module."""
+    """Return the name of the file that holds a module: what is read together stands together."""
+    parent = module.rpartition(".")[0]
+    for package in _FILES:
+        if parent == package:
+            return package
+        if parent.startswith(f"{package}."):
+            return f"{package}.deeper" if package in _SHALLOW else package
     parts = module.split(".")
-    if len(parts) < 3:
-        return parts[0]
-    if parts[1] == "v1" and len(parts) > 3 and parts[2] in _SPLIT:
-        return ".".join(parts[:3])
-    return ".".join(parts[:2])
+    return ".".join(parts[:2]) if len(parts) > 2 else parts[0]
 
 
 @cache
@@ -260,12 +273,21 @@ class Store:
         parted = (line.partition("\t") for line in self.text(MODULES).splitlines())
         return {module: ranges for module, _, ranges in parted}
 
+    @cached_property
+    def _sorted_modules(self) -> list[str]:
+        return sorted(self._module_ranges)
+
     def below_mask(self, package: str) -> int:
         """Return the releases that have modules below a name: a package, maybe a namespace one."""
         if package not in self._below:
             start = f"{package}."
-            below = (r for module, r in self._module_ranges.items() if module.startswith(start))
-            self._below[package] = reduce(or_, map(mask_of, below), 0)
+            names = self._sorted_modules
+            mask = 0
+            for at in range(bisect_left(names, start), len(names)):
+                if not names[at].startswith(start):
+                    break
+                mask |= mask_of(self._module_ranges[names[at]])
+            self._below[package] = mask
         return self._below[package]
 
     def built_mask(self, module: str) -> int:
@@ -365,6 +387,11 @@ class _Members(Mapping[str, Entry]):
         if name not in self._made:
             self._made[name] = _join(*self._parts, f"{self._path}.{name}")
         return self._made[name]
+
+    @property
+    def annotated(self) -> Sequence[str]:
+        """The names that are declared with an annotation, in order: those that may be fields."""
+        return self._order
 
     def __getitem__(self, name: str) -> Entry:
         entry = self._entry(name)

@@ -56,7 +56,7 @@ class SourceSurface(StaticSurface):
         return frozenset(names)
 
     def _is_opaque(self, module: str) -> bool:
-        if module in self.files.compiled:
+        if self.files.is_compiled(module):
             return True
         return any(module == name or module.startswith(name + ".") for name in self.built)
 

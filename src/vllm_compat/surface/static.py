@@ -194,6 +194,14 @@ class _Members(Mapping[str, SymbolKind]):
         return repr(self._table())
 
 
+def _annotated(members: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
+    """Iterate over the members that may be fields; a record knows them without reading the others."""
+    for name in getattr(members, "annotated", members):
+        entry = members[name]
+        if entry[0] == "a":
+            yield name, entry
+
+
 class StaticSurface(Surface):
     """A surface that is read, not imported. Subclasses say how a module's body is got."""
 
@@ -798,11 +806,7 @@ class StaticSurface(Surface):
                 kw_only = any(_decorator_keywords(t).get("kw_only") is True for t in base.entry[2])
             elif family == "struct":
                 kw_only = base.entry[3].get("kw_only") == "True"
-            for name, entry in base.entry[4].items():
-                if entry[0] != "a":
-                    if name in fields and family == "dataclass" and entry[0] == "f":
-                        continue
-                    continue
+            for name, entry in _annotated(base.entry[4]):
                 annotation, default, flags = entry[1], entry[2], entry[3]
                 if "x" in flags:
                     # ``name = value`` without annotation gives an inherited field a new default.
