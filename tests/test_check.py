@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.dating import since
 from tests.downstreams import VERSIONS, contract, wheel
 
 import vllm_compat
 from vllm_compat import cli
 from vllm_compat.check import check
 from vllm_compat.contract import read_contract
-from vllm_compat.drift import FindingKind, find_drifts, since
+from vllm_compat.drift import FindingKind, find_drifts
 from vllm_compat.environment import Environment
 from vllm_compat.plan import make_plan
 from vllm_compat.report.model import Pair, Standing, Verdict

@@ -78,7 +78,8 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
         " loads whether that will work.",
     )
     parser.add_argument("--version", action="version", version=vllm_compat.__version__)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    # With its name given, argparse formats no help text to find it out.
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog=parser.prog)
     for name, (summary, set_up) in COMMANDS.items():
         sentence = f"{summary[0].upper()}{summary[1:]}."
         command = commands.add_parser(name, help=summary, description=sentence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -47,9 +47,8 @@ class Finding:
     ``name`` the parameter, attribute or imported name concerned, ``seen`` the signature or
     statement that was read, ``detail`` one sentence for people, ``moved_to`` the new dotted name of
     a moved one, ``renamed_to`` the new name of a renamed parameter. ``fatal`` says that the call
-    site is sure to fail or to give wrong data; otherwise it depends on the run. ``since`` is the
-    first recorded release with the finding (see :func:`since`), ``home`` the release that the
-    downstream fits, where only comparison with it shows the finding.
+    site is sure to fail or to give wrong data; otherwise it depends on the run. ``home`` is the
+    release that the downstream fits, where only comparison with it shows the finding.
     """
 
     kind: FindingKind
@@ -61,7 +60,6 @@ class Finding:
     moved_to: str | None = None
     renamed_to: str | None = None
     fatal: bool = True
-    since: str | None = None
     home: str | None = None
 
     @property
@@ -959,59 +957,3 @@ def _returned_type(surface: Surface, parent: str) -> str | None:
     if len(plain) == 1 and hasattr(builtins, next(iter(plain)).lower()) and signature is not None:
         return signature.returns
     return None
-
-
-def _part(contract: Contract, findings: Iterable[Finding]) -> Contract:
-    """Return what of a contract findings depend on."""
-    lines = {(s.file, s.line) for f in findings for s in f.sites}
-    used = {s.symbol for s in contract.sites if (s.file, s.line) in lines}
-
-    def matters(site: CallSite) -> bool:
-        if (site.file, site.line) in lines or site.optional or site.store:
-            return True
-        if site.kind is SiteKind.IMPORT:
-            return any(symbol.startswith(site.symbol) for symbol in used)
-        return site.kind is SiteKind.SUBCLASS or _last(site.symbol) in _STEP
-
-    return replace(contract, sites=tuple(filter(matters, contract.sites)), other_calls=())
-
-
-def dated(
-    findings: Iterable[Finding],
-    contract: Contract,
-    surfaces: Iterable[Surface],
-    home: Surface | None = None,
-) -> tuple[Finding, ...]:
-    """Return the findings with ``since`` filled in.
-
-    ``surfaces`` are those of releases up to the one that was judged, oldest first. ``since`` is the
-    version from which on all of them show the finding: what came, went and came again dates from
-    its last coming. It stays None where the last of them does not show it.
-    """
-    asked = tuple(findings)
-    part = _part(contract, asked)
-    first: dict[tuple[str, str, str | None], str] = {}
-    running = {f.key for f in asked}
-    for surface in reversed(list(surfaces)):
-        running &= {f.key for f in find_drifts(part, surface, home)}
-        if not running:
-            break
-        first.update(dict.fromkeys(running, surface.version))
-    return tuple(replace(f, since=first.get(f.key)) for f in asked)
-
-
-def since(
-    finding: Finding, contract: Contract, surfaces: Iterable[Surface], home: Surface | None = None
-) -> str | None:
-    """Return the first version from which on a finding holds (see :func:`dated`)."""
-    return dated([finding], contract, surfaces, home)[0].since
-
-
-def homes(contract: Contract, surfaces: Iterable[Surface]) -> tuple[str, ...]:
-    """Return the versions that a downstream fits best: those with the fewest fatal findings.
-
-    It was written for one of them, as far as signatures tell.
-    """
-    counts = {s.version: sum(f.fatal for f in find_drifts(contract, s)) for s in surfaces}
-    best = min(counts.values(), default=0)
-    return tuple(version for version, count in counts.items() if count == best)

@@ -1,0 +1,37 @@
+"""Since when a finding holds, by the plain way: every release from the newest on, one after another.
+
+`vllm_compat.check` looks at far fewer; the tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm_compat.contract import Contract
+from vllm_compat.drift import Finding, find_drifts
+from vllm_compat.surface import Surface
+
+Key = tuple[str, str, str | None]
+
+
+_known: dict[tuple[str, str], frozenset[Key]] = {}
+
+
+def _keys(contract: Contract, surface: Surface) -> frozenset[Key]:
+    pair = contract.version, surface.version
+    if pair not in _known:
+        _known[pair] = frozenset(finding.key for finding in find_drifts(contract, surface))
+    return _known[pair]
+
+
+def since(finding: Finding, contract: Contract, surfaces: Iterable[Surface]) -> str | None:
+    """Return the version from which on all surfaces, given oldest first, show a finding.
+
+    None where the last of them does not: what came, went and came again dates from its last coming.
+    """
+    first = None
+    for surface in reversed(list(surfaces)):
+        if finding.key not in _keys(contract, surface):
+            break
+        first = surface.version
+    return first
