@@ -140,18 +140,29 @@ def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:
     assert lab.run()[0]["outcome"] == "right"
 
 
-def test_where_vllm_alone_fails_llama_stands_in(lab: Lab) -> None:
-    lab.cells(
-        cell__kimi_k25__2=WRONG, plain__kimi_k25__2=WRONG | {"error": "no MLA"}, cell__llama__2=RIGHT
-    )
-    first, second = lab.run("0.4.0.1")
-    assert first["outcome"] == Outcome.VLLM
-    assert first["plain"]["error"] == "no MLA"
-    assert second["outcome"] == "right"
-    assert (second["model"], second["ranks"]) == ("llama", 2)
-    assert lab.ran() == ["cell kimi_k25", "plain kimi_k25", "cell llama"]
-    assert lab.run("0.4.0.1") == [first, second]
+def test_where_vllm_alone_fails_simpler_models_stand_in(lab: Lab) -> None:
+    no_mla = WRONG | {"error": "no MLA"}
+    cells = {
+        "cell__kimi_k25__2": WRONG, "plain__kimi_k25__2": no_mla,
+        "cell__deepseek_v3__2": WRONG, "plain__deepseek_v3__2": no_mla,
+        "cell__llama__2": RIGHT,
+    }  # fmt: skip
+    lab.cells(**cells)
+    records = lab.run("0.4.0.1")
+    assert [r["outcome"] for r in records] == [Outcome.VLLM, Outcome.VLLM, "right"]
+    assert records[0]["plain"]["error"] == "no MLA"
+    assert (records[2]["model"], records[2]["ranks"]) == ("llama", 2)
+    assert lab.ran() == [
+        "cell kimi_k25", "plain kimi_k25", "cell deepseek_v3", "plain deepseek_v3", "cell llama",
+    ]  # fmt: skip
+    assert {r["cell"]: r for r in lab.run("0.4.0.1")} == {r["cell"]: r for r in records}
     assert lab.ran() == []
+
+
+def test_a_model_that_was_asked_for_has_no_stand_in(lab: Lab) -> None:
+    lab.cells(cell__kimi_k25__2=WRONG, plain__kimi_k25__2=WRONG)
+    (record,) = lab.run("0.4.0.1", models=("kimi_k25",), ranks=(2,))
+    assert record["outcome"] == Outcome.VLLM
 
 
 def test_a_refusal_in_words_is_no_failure(lab: Lab) -> None:

@@ -46,6 +46,9 @@ GROWTH = 8.0
 MOST_IN_NAME = 2
 """Adapters switched off that a cell's name names; of more it gives the number."""
 
+STAND_INS = {"kimi_k25": ("deepseek_v3", "llama"), "deepseek_v3": ("llama",)}
+"""What runs in a pair's own cell where a CPU build of vLLM cannot run its model."""
+
 WITNESSES = {
     "config.sliding_window": "mistral",
     "tokenizer.trust_remote_code": "kimi_k25",
@@ -272,11 +275,14 @@ class Matrix:
     def _cell_and_more(
         self, cell: Cell, paths: EnvironmentPaths, overlay: Overlay | None, share: str
     ) -> list[dict[str, Any]]:
-        """Run a cell; where vLLM itself cannot, Llama in its place; where asked for, ablations."""
+        """Run a cell; where vLLM itself cannot, simpler models in its place; if asked for, ablations."""
         record = self._cell(cell, paths, overlay, share)
         records = [record]
-        if record["outcome"] == Outcome.VLLM and cell.model != "llama" and not self.options.models:
-            cell = replace(cell, model="llama")
+        simpler = () if self.options.models else STAND_INS.get(cell.model, ())
+        for model in simpler:
+            if record["outcome"] != Outcome.VLLM:
+                break
+            cell = replace(cell, model=model)
             record = self._cell(cell, paths, overlay, share)
             records.append(record)
         if self.options.ablate and record["outcome"] == Outcome.RIGHT and not cell.without:
