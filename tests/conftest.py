@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,9 @@ PLUGIN = "[vllm.general_plugins]\nvllm_compat = vllm_compat.plugin:load\n"
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: looks into real tensors; skipped without torch")
     os.environ["VLLM_COMPAT_CACHE"] = "off"  # what one test remembers is no other's business
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what runs in its background so, and every child would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 Edit = tuple[str, str, str]
