@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from vllm_compat.lab import environments
 from vllm_compat.lab.environments import EnvironmentPaths
+from vllm_compat.lab.matrix import model_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 pytestmark = pytest.mark.e2e
 
@@ -53,11 +54,15 @@ def test_speculators_lie_side_by_side(release: str) -> None:
     assert Path(file).is_relative_to(paths.speculators or "")
 
 
-def test_plain_vllm_computes_what_transformers_computes(environment: EnvironmentPaths) -> None:
-    # Kimi on two ranks is the hardest of the six; the script takes the others by hand.
+def test_plain_vllm_computes_what_transformers_computes(
+    environment: EnvironmentPaths, tmp_path: Path
+) -> None:
+    # Kimi on two ranks is the hardest of the six.
+    model, out = model_folder("kimi_k25", "float32", environment), tmp_path / "record.json"
     done = environment.run(
-        [SCRIPTS / "check_tiny_models.py", "kimi_k25", "--tensor-parallel-size", "2"],
+        ["-m", "vllm_compat.lab.plain", model, "--tensor-parallel-size", "2", "--out", out],
         tensor_parallel_size=2,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert 0 < json.loads(out.read_text(encoding="utf-8"))["worst"] < 1e-3

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    os.environ["VLLM_PLUGINS"] = ""  # no plugin at all, ours included
     from vllm import LLM, SamplingParams
 
     from vllm_compat.lab.reference import reference_run
