@@ -61,11 +61,13 @@ class FolderTree(Tree):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.origin = str(root)
+        self._top = str(root)
         self._listed: dict[str, list[str]] = {}
 
     def read(self, path: str) -> bytes | None:
         try:
-            return (self.root / path).read_bytes()
+            with open(os.path.join(self._top, path), "rb", buffering=0) as file:
+                return file.readall()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
@@ -287,6 +289,13 @@ class PackageFiles:
 
     def modules(self) -> Iterator[str]:
         """Iterate over the dotted names of all modules with source, sorted by file."""
+        return (module for module, _ in self._modules())
+
+    def texts(self) -> Iterator[tuple[str, bytes]]:
+        """Iterate over all modules with source, and their source."""
+        return ((module, self.tree.read(path) or b"") for module, path in self._modules())
+
+    def _modules(self) -> Iterator[tuple[str, str]]:
         for path in self.tree.files(self.folder):
             if not path.endswith(".py"):
                 continue
@@ -295,7 +304,7 @@ class PackageFiles:
             if parts[-1] == "__init__":
                 parts.pop()
             if all(part.isidentifier() for part in parts):
-                yield ".".join([self.package, *parts])
+                yield ".".join([self.package, *parts]), path
 
 
 def _metadata(text: bytes | None) -> tuple[str, str] | None:

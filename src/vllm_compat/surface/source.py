@@ -31,6 +31,7 @@ class SourceSurface(StaticSurface):
         self.version = files.version
         self.distribution = files.distribution
         self.origin = files.origin
+        self._found: dict[str, tuple[str, ...]] = {}
         self._bodies: dict[str, Body | None] = {}
         self._has: dict[str, bool] = {}
 
@@ -112,10 +113,15 @@ class SourceSurface(StaticSurface):
 
     @cached_property
     def _texts(self) -> list[tuple[str, bytes]]:
-        return [(m, text) for m in self.modules() if (text := self.files.source(m)) is not None]
+        return list(self.files.texts())  # tens of MB, read once for all names that have moved
 
     def find(self, name: str) -> tuple[str, ...]:
         """Return the dotted paths of every top-level definition called ``name``, sorted."""
+        if name not in self._found:
+            self._found[name] = self._find(name)
+        return self._found[name]
+
+    def _find(self, name: str) -> tuple[str, ...]:
         # Files are searched as text first: parsing all of them would take half a minute.
         word = re.escape(name).encode()
         pattern = re.compile(
@@ -127,9 +133,7 @@ class SourceSurface(StaticSurface):
             re.MULTILINE,
         )
         found = []
-        lazy = isinstance(self.files.tree, FolderTree)
-        pairs = ((m, self.files.source(m) or b"") for m in self.modules()) if lazy else self._texts
-        for module, text in pairs:
+        for module, text in self._texts:
             if name.encode() in text and pattern.search(text):
                 body = self._body(module)
                 entry = body.entry(name) if body is not None else None
@@ -143,8 +147,7 @@ class SourceSurface(StaticSurface):
         pattern = re.compile(
             rb"^class[ \t]+(\w+)[ \t]*\([^)]*\b" + name.encode() + rb"\b", re.MULTILINE
         )
-        for module in self.modules():
-            text = self.files.source(module) or b""
+        for module, text in self._texts:
             if name.encode() in text:
                 yield from (f"{module}.{m.decode()}" for m in pattern.findall(text))
 
