@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -244,6 +245,19 @@ def test_a_terminated_matrix_ends_what_it_has_started(
         lab.run()
     assert [process.wait(10) for process in started] == [-signal.SIGKILL]
     assert not list(lab.out.glob("*"))
+
+
+def test_a_terminated_command_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: Matrix) -> list[dict[str, Any]]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        return []
+
+    monkeypatch.setattr(Matrix, "run", run)
+    assert cli.main(["matrix", "0.16.0", "--out", str(tmp_path)]) == matrix.INTERRUPTED == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
 
 
 def test_a_release_that_loads_nowhere_is_judged_by_its_surface(lab: Lab) -> None:

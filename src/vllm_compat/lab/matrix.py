@@ -43,6 +43,8 @@ LIMIT = 300.0
 """Seconds after which a cell counts as hung; on two cores one takes 25 to 60."""
 GROWTH = 8.0
 """GB that the environment of one more release may take."""
+INTERRUPTED = 130
+"""Exit status after Ctrl-C or SIGTERM."""
 MOST_IN_NAME = 2
 """Adapters switched off that a cell's name names; of more it gives the number."""
 
@@ -691,8 +693,16 @@ def run_matrix(options: argparse.Namespace) -> int:
         ),
         lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )
-    with cores(options.cores), ended_by_signal():
-        records = matrix.run()
+    try:
+        with cores(options.cores), ended_by_signal():
+            records = matrix.run()
+    except KeyboardInterrupt:
+        print(
+            f"vllm-compat: ended before its end; finished cells are in {out}, and the same command goes"
+            " on from there.",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
     if options.prepare:
         return 0
     return _give(records, options)
