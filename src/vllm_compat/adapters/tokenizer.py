@@ -84,7 +84,10 @@ class RemoteCode(Adapter):
         " built with, and for no other."
     )
     until = "the downstream passes the argument."
-    shown_by = "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the tokenizer's remote code is refused"
+    shown_by = (
+        "kimi_k25 (transformers 4) and minicpm (4 and 5), speculators 0.3.0, vLLM 0.16.0 and 0.29.0:"
+        " the tokenizer's remote code is refused"
+    )
 
     def need(self, case: Case) -> Need | None:
         module = case.roles.generator_module

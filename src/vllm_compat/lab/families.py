@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import UsageError
-from vllm_compat.lab.models import VOCABULARY, make_model, special_token_id, write_fast_tokenizer
+from vllm_compat.lab.models import (
+    VOCABULARY,
+    make_model,
+    special_token_id,
+    write_fast_tokenizer,
+    write_slow_tokenizer,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -389,7 +395,10 @@ def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed:
         shutil.copyfile(Path(__file__).parent / "remote_code" / _MINICPM_CODE, out / _MINICPM_CODE)
     _write_json(out / "config.json", saved)
     vision = name.endswith("_vl")
-    write_fast_tokenizer(out, VISION_TOKENS if vision else {})
+    if name == "minicpm":
+        write_slow_tokenizer(out)  # remote code, of a model type that no transformers has a class for
+    else:
+        write_fast_tokenizer(out, VISION_TOKENS if vision else {})
     if vision:
         _write_processors(out, name)
         # Their processors take no other class.

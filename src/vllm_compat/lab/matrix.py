@@ -53,7 +53,7 @@ STAND_INS = {"kimi_k25": ("deepseek_v3", "llama"), "deepseek_v3": ("llama",)}
 
 WITNESSES = {
     "config.sliding_window": "mistral",
-    "tokenizer.trust_remote_code": "kimi_k25",
+    "tokenizer.trust_remote_code": "minicpm",  # transformers 5 has a class of its own for Kimi's
     "worker.capture": "gemma2",
 }
 """Adapters that Llama does without, and the tiny model on which a run without them fails."""
@@ -177,19 +177,14 @@ def expand(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def knows(site_packages: Path, model: str) -> bool:
-    """Tell whether a vLLM has the architecture of a tiny model; only Kimi-K2.5 is newer than some."""
-    models = site_packages / "vllm" / "model_executor" / "models"
-    return model != "kimi_k25" or (models / "kimi_k25.py").exists()
-
-
 def default_model(site_packages: Path, speculators: str) -> tuple[str, int]:
     """Return model and ranks of a pair's own cell: Llama alone or on two ranks, or a DeepSeek kind."""
     if speculators == "0.3.0":
         return "llama", 1
     if speculators == "0.4.0":
         return "llama", 2
-    return ("kimi_k25" if knows(site_packages, "kimi_k25") else "deepseek_v3"), 2
+    models = site_packages / "vllm" / "model_executor" / "models"
+    return ("kimi_k25" if (models / "kimi_k25.py").exists() else "deepseek_v3"), 2
 
 
 class Matrix:
@@ -314,12 +309,11 @@ class Matrix:
         with all of them. The cell's record learns which are needed, which are not, and which no cell
         of this release can show.
         """
-        folder = overlay.folder if overlay else paths.site_packages
         adapters = [step["adapter"] for step in record["plan"]["steps"]]
         records, off = [], {}
         for name in adapters:
             shown = replace(cell, model=WITNESSES.get(name, cell.model))
-            if name in ELSEWHERE or not knows(folder, shown.model):
+            if name in ELSEWHERE:
                 continue
             if shown.model != cell.model:
                 records.append(self._cell(shown, paths, overlay, share))

@@ -33,8 +33,9 @@ def check(name: str, folder: Path) -> None:
     assert compare([[layer[:40] for layer in rows]], shorter).worst < 1e-5, name
     for before, after in pairwise(rows):
         assert 0.05 < float((after - before).norm() / before.norm()) < 2, name
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    assert tokenizer.is_fast, name
+    remote = name == "minicpm"  # whose tokenizer is slow and remote code, as Kimi's is
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model, trust_remote_code=remote)
+    assert tokenizer.is_fast is not remote, name
     if FAMILIES[name].model == config["architectures"][0]:
         loaded = getattr(transformers, config["architectures"][0]).from_pretrained(
             model, dtype=torch.float32, attn_implementation="eager"
