@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.kv_cache import resolves_layout
 
 if TYPE_CHECKING:
     from vllm_compat.contract import CallSite
@@ -109,7 +110,8 @@ class MemoryOfTheHost(Adapter):
     )
     does = (
         "Answers with VLLM_CPU_KVCACHE_SPACE (GiB) where it is set, else with the host's free and"
-        " total memory. In force only where vLLM is a CPU build."
+        " total memory. In force only where vLLM is a CPU build, and not for 0.4.x where torch is one"
+        " too and the engine core plans the cache (0.29+): there (0, 0) is as good."
     )
     until = "the downstream asks vLLM's platform."
     shown_by = "llama, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0 CPU build: no KV cache can be sized"
@@ -123,6 +125,9 @@ class MemoryOfTheHost(Adapter):
         # Its own function is patched under the name that the generator binds, CUDA's in place.
         own = sites[0].symbol.partition(".")[0] == case.roles.package
         module = case.roles.generator_module if own else sites[0].symbol.rpartition(".")[0]
+        torch = case.environment.version("torch") or ""
+        if own and torch.endswith("+cpu") and resolves_layout(case):
+            return None  # it answers (0, 0), and the engine core takes that for "find out yourself"
         return Need(
             f"{sites[0].where} asks CUDA for free memory, and this vLLM computes on the CPU",
             targets=(f"{module}:mem_get_info",),

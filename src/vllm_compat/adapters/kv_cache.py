@@ -138,11 +138,8 @@ class EngineCorePlans(Adapter):
     )
 
     def need(self, case: Case) -> Need | None:
-        cache_config = case.surface.resolve("vllm.config.CacheConfig")
-        if cache_config is None or "get_resolved_kv_cache_layout" not in cache_config.members:
-            return None
         sites = case.calls(FROM_GROUPS)
-        if not sites:
+        if not sites or not resolves_layout(case):
             return None
         return Need(
             f"{sites[0].where} plans the KV cache by hand, before its layout is resolved",
@@ -185,6 +182,12 @@ class EngineCorePlans(Adapter):
         transaction.wrap(
             "vllm.v1.executor.multiproc_executor:MultiprocExecutor.initialize_from_config", once
         )
+
+
+def resolves_layout(case: Case) -> bool:
+    """Tell whether this vLLM resolves the KV cache layout first, so that its engine core must plan."""
+    cache_config = case.surface.resolve("vllm.config.CacheConfig")
+    return cache_config is not None and "get_resolved_kv_cache_layout" in cache_config.members
 
 
 def _engine_core_over(executor: Any, vllm_config: Any) -> Any:

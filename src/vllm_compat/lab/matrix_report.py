@@ -88,8 +88,9 @@ def summary_table(
         release = release_of(record)
         if record["overlay"]:
             overlaid.add(release)
-        cells = rows.setdefault(release, {})
-        cells.setdefault(record["versions"]["speculators"], []).append(_brief(record))
+        told = rows.setdefault(release, {}).setdefault(record["versions"]["speculators"], [])
+        if (brief := _brief(record)) not in told:  # a refusal is the same for every model
+            told.append(brief)
     lines = ["| vLLM | " + " | ".join(f"speculators {c}" for c in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for release, cells in rows.items():
