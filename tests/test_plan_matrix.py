@@ -253,3 +253,21 @@ def test_what_an_adapter_needs_only_now_is_planned_only_now() -> None:
     found = make_plan(contract("0.4.0.1"), nightly, ENVIRONMENTS[0])
     assert set(found.adapters) - set(before.adapters) == {after}
     assert found.unmet == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "torch", "wanted"),
+    [
+        ("0.4.0.1", "0.29.0", "2.13.0+cpu", False),
+        ("0.4.0", "0.33.0", "2.13.0+cpu", False),
+        ("0.4.0.1", "0.29.0", "2.13.0", True),  # built for CUDA: torch raises
+        ("0.4.0.1", "0.28.0", "2.13.0+cpu", True),  # (0, 0) would plan a cache of no blocks
+        ("0.3.0", "0.29.0", "2.13.0+cpu", True),  # asks torch.cuda itself
+    ],
+)
+def test_memory_is_answered_where_nothing_else_will_do(
+    version: str, release: str, torch: str, wanted: bool
+) -> None:
+    environment = Environment("3.11.7", (("torch", torch),), "cpu")
+    made = make_plan(contract(version), surface(release), environment)
+    assert ("device.mem_get_info" in made.adapters) is wanted
