@@ -118,8 +118,29 @@ class SourceSurface(StaticSurface):
     def find(self, name: str) -> tuple[str, ...]:
         """Return the dotted paths of every top-level definition called ``name``, sorted."""
         if name not in self._found:
-            self._found[name] = self._find(name)
+            self._found[name] = self._as_recorded(name) or self._find(name)
         return self._found[name]
+
+    def _as_recorded(self, name: str) -> tuple[str, ...]:
+        """Return where this release's record has the name, if the source has it in all these places.
+
+        Otherwise nothing: thousands of files, which may lie on a slow disk, must be searched.
+        """
+        from vllm_compat.surface.recorded import RecordedSurface, closest_record
+
+        recorded = closest_record(self.version) if self.package == "vllm" else None
+        if recorded is None:
+            return ()
+        places = RecordedSurface(recorded).find(name)
+        return places if all(self._defines(*place.rsplit(".", 1)) for place in places) else ()
+
+    def _defines(self, module: str, name: str) -> bool:
+        """Whether a module defines a name, and does not only import it."""
+        body = self._body(module)
+        entry = body.entry(name) if body is not None else None
+        if entry is None:
+            return False
+        return any(e[0] != "i" for e in (entry[1] if entry[0] == "u" else [entry]))
 
     def _find(self, name: str) -> tuple[str, ...]:
         # Files are searched as text first: parsing all of them would take half a minute.
@@ -134,13 +155,8 @@ class SourceSurface(StaticSurface):
         )
         found = []
         for module, text in self._texts:
-            if name.encode() in text and pattern.search(text):
-                body = self._body(module)
-                entry = body.entry(name) if body is not None else None
-                if entry is not None and any(
-                    e[0] != "i" for e in (entry[1] if entry[0] == "u" else [entry])
-                ):
-                    found.append(f"{module}.{name}")
+            if name.encode() in text and pattern.search(text) and self._defines(module, name):
+                found.append(f"{module}.{name}")
         return tuple(sorted(found))
 
     def _naming(self, name: str) -> Iterator[str]:
