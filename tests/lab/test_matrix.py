@@ -203,7 +203,9 @@ def test_ablation_takes_the_model_that_shows_an_adapter_and_says_what_none_shows
         "cell__llama__1": right_with(*names),
         "cell__llama__1__" + ",".join(names): WRONG,
         "cell__gemma2__1": RIGHT,
-        "cell__gemma2__1__worker.capture": WRONG,
+        "cell__gemma2__1__worker.capture": RIGHT,
+        "cell__command_r__1": RIGHT,
+        "cell__command_r__1__worker.capture": WRONG,
         "cell__mistral__1": WRONG,
         "plain__mistral__1": WRONG,
     }
@@ -214,8 +216,10 @@ def test_ablation_takes_the_model_that_shows_an_adapter_and_says_what_none_shows
     )  # fmt: skip
     assert lab.ran() == [
         "cell llama", "cell mistral", "plain mistral", "cell gemma2", "cell gemma2 worker.capture",
-        "cell llama " + " ".join(names),
+        "cell command_r", "cell command_r worker.capture", "cell llama " + " ".join(names),
     ]  # fmt: skip
+    kept = {path.stem.partition("_")[2] for path in lab.out.glob("*without-worker.capture.json")}
+    assert kept == {"speculators-0.3.0_command_r_tp1_without-worker.capture"}
     bare = next(r for r in others if len(r["without"]) == 3)
     assert bare["cell"].endswith("llama_tp1_without-3-adapters")
 

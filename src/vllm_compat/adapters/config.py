@@ -102,7 +102,7 @@ class PrefixCachingOff(Adapter):
     until = "speculators 0.3.0 is out of use; 0.4.0 switches it off itself."
     shown_by = (
         "llama, speculators 0.3.0, vLLM 0.16.0: BlockPool.cache_full_blocks fails its assertion on"
-        " prompts of a block or more"
+        " prompts of a block or more; 0.29.0: IndexError there; 0.33.0: only with windows (mistral)"
     )
 
     def need(self, case: Case) -> Need | None:

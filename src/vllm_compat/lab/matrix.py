@@ -52,11 +52,12 @@ STAND_INS = {"kimi_k25": ("deepseek_v3", "llama"), "deepseek_v3": ("llama",)}
 """What runs in a pair's own cell where a CPU build of vLLM cannot run its model."""
 
 WITNESSES = {
-    "config.sliding_window": "mistral",
-    "tokenizer.trust_remote_code": "minicpm",  # transformers 5 has a class of its own for Kimi's
-    "worker.capture": "gemma2",
+    "config.prefix_caching": ("llama", "mistral"),  # 0.33 caches fewer blocks, but for windows
+    "config.sliding_window": ("mistral",),
+    "tokenizer.trust_remote_code": ("minicpm",),  # transformers 5 has a class of its own for Kimi's
+    "worker.capture": ("gemma2", "command_r"),  # from 0.19 on the downstream's loop is right for Gemma
 }
-"""Adapters that Llama does without, and the tiny model on which a run without them fails."""
+"""Adapters that Llama may do without, and tiny models on one of which a run without them fails."""
 
 ELSEWHERE = frozenset(
     {
@@ -310,16 +311,22 @@ class Matrix:
         of this release can show.
         """
         adapters = [step["adapter"] for step in record["plan"]["steps"]]
-        records, off = [], {}
+        records: list[dict[str, Any]] = []
+        off: dict[str, dict[str, Any]] = {}
         for name in adapters:
-            shown = replace(cell, model=WITNESSES.get(name, cell.model))
             if name in ELSEWHERE:
                 continue
-            if shown.model != cell.model:
-                records.append(self._cell(shown, paths, overlay, share))
-                if records[-1]["outcome"] != Outcome.RIGHT:
-                    continue
-            off[name] = self._cell(replace(shown, without=(name,)), paths, overlay, share)
+            for model in WITNESSES.get(name, (cell.model,)):
+                shown = replace(cell, model=model)
+                if shown.model != cell.model:
+                    records.append(self._cell(shown, paths, overlay, share))
+                    if records[-1]["outcome"] != Outcome.RIGHT:
+                        continue
+                if name in off:  # the model before does without the adapter, which says nothing
+                    (self.options.out / f"{off[name]['cell']}.json").unlink()
+                off[name] = self._cell(replace(shown, without=(name,)), paths, overlay, share)
+                if off[name]["outcome"] != Outcome.RIGHT:
+                    break
         bare = tuple(name for name in adapters if not name.startswith("device."))
         if len(bare) > MOST_IN_NAME:
             records.append(self._cell(replace(cell, without=bare), paths, overlay, share))
