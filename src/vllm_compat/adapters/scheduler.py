@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm_compat.plan import Plan
 
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
+SCHEDULER_CONFIG = "vllm.config.SchedulerConfig"
 
 
 class BlockSize(Adapter):
@@ -116,11 +117,11 @@ class WholePrompts(Adapter):
 
     name = "scheduler.whole_prompts"
     target = "vllm.v1.core.sched.scheduler.Scheduler.{add_request,schedule,finish_requests}"
-    vllm = ">=0.11.0"
+    vllm = ">=0.11.1"
     downstream = "<0.5"
     changed = (
-        "Nothing: chunked prefill, preemption and the limit of running requests are vLLM's normal"
-        " behaviour, on every release."
+        "0.11.1 turned chunked prefill on for configurations made by hand; preemption and the limit of"
+        " running requests are vLLM's normal behaviour, on every release."
     )
     relies = (
         "0.3.0 finishes each request after its first step, prefilled or not. 0.4.x keeps finished"
@@ -146,6 +147,10 @@ class WholePrompts(Adapter):
             return None
         if case.calls(f"{SCHEDULER}.update_from_output"):
             return None
+        config = case.surface.signature(SCHEDULER_CONFIG)
+        chunked = config.get("enable_chunked_prefill") if config else None
+        if chunked is not None and chunked.default in ("None", "False"):
+            return None  # every prompt is computed in its first step, after which 0.3.0 ends it
         return Need(
             "the downstream steps the scheduler without update_from_output, so nothing else ends a"
             " prompt or keeps it from being cut"
