@@ -311,6 +311,8 @@ def _what_happens(record: dict[str, Any]) -> str:
     """Return what a run without adapters came to, in a cell of a table."""
     if record["outcome"] == "right":
         return "**right: not needed**"
+    if record.get("worst"):
+        return f"no error, but wrong rows: {record['worst']:.1e}"
     error = " ".join(str(record.get("error")).split())
     return error[:140].replace("|", "\\|").replace("<", "\\<")
 
