@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from tests.surface import packages
 
 from vllm_compat.errors import UsageError
 from vllm_compat.surface import ParameterKind, SourceSurface, SymbolKind, open_surface
+from vllm_compat.surface.files import PackageFiles
 
 CONFIG = """
     from __future__ import annotations
@@ -468,6 +470,27 @@ class TestModules:
         found = SourceSurface.at(packages.write(tmp_path, files))
         assert found.find("Thing") == ("vllm.a.Thing", "vllm.c.Thing")
         assert found.find("Nothing") == ()
+
+    @pytest.mark.parametrize("version", ["0.33.0", "0.33.0+cpu", "0.33.0.dev1", "9.0.0"])
+    @pytest.mark.parametrize("place", ["v1/core/kv_cache_planning.py", "v1/elsewhere.py"])
+    def test_a_releases_own_record_says_where_to_look_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, place: str
+    ) -> None:
+        name = "get_kv_cache_config_from_groups"
+        files = {place: f"def {name}(): ...\n", "v1/core/kv_cache_utils.py": f"import {name}\n"}
+        found = SourceSurface.at(packages.write(tmp_path, files, version))
+        searched: list[PackageFiles] = []
+        texts = PackageFiles.texts
+
+        def all_texts(package: PackageFiles) -> Iterator[tuple[str, bytes]]:
+            searched.append(package)
+            return texts(package)
+
+        monkeypatch.setattr(PackageFiles, "texts", all_texts)
+        assert found.find(name) == (f"vllm.{place[:-3].replace('/', '.')}.{name}",)
+        # What is not where the record has it, or is of no recorded release, is searched everywhere.
+        known = version.startswith("0.33.0") and "dev" not in version
+        assert len(searched) == (0 if known and "planning" in place else 1)
 
     def test_namespace_and_missing_modules(self, tmp_path: Path) -> None:
         found = SourceSurface.at(packages.write(tmp_path, {"a/b.py": "x = 1\n"}))
