@@ -128,13 +128,16 @@ def test_a_right_cell_is_one_record_and_is_not_run_again(lab: Lab) -> None:
 
 
 def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:
-    wrong = WRONG | {"error": f"ValueError: in {lab.home}/x"}
+    own = Path(matrix.__file__).parent
+    trace = f'  File "{own}/cell.py", line 1\n  a line'
+    wrong = WRONG | {"error": f"ValueError: in {lab.home}/x", "traceback": trace}
     lab.cells(cell__llama__1=wrong, plain__llama__1={"outcome": "right", "worst": 1e-6})
     (record,) = lab.run()
     assert record["outcome"] == Outcome.FAILED
     assert record["plain"]["outcome"] == "right"
     assert record["error"] == "ValueError: in ROOT/x"
-    assert record["log"] == ["the log of cell", "  a line"]
+    file = '  File "PROJECT/vllm_compat/lab/cell.py", line 1'
+    assert record["log"] == ["the log of cell", file, "  a line"]
     assert not matrix_report.as_expected(record)
     assert lab.ran() == ["cell llama", "plain llama"]
     lab.cells(cell__llama__1=RIGHT)

@@ -599,7 +599,10 @@ def _clean(text: object, paths: EnvironmentPaths) -> str | None:
     if not text:
         return None
     words = re.sub(r"\x1b\[[\d;]*m", "", str(text))
-    for folder, name in ((paths.root, "ROOT"), (Path.home(), "~"), (tempfile.gettempdir(), "TMP")):
+    project = Path(__file__).parents[2]  # the folder that vllm_compat lies in
+    for folder, name in (
+        (paths.root, "ROOT"), (project, "PROJECT"), (Path.home(), "~"), (tempfile.gettempdir(), "TMP"),
+    ):  # fmt: skip
         words = words.replace(str(folder), name)
     return words[-1200:]
 
