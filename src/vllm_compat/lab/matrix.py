@@ -69,7 +69,7 @@ ELSEWHERE = frozenset(
         "training.verifier_prefix",
     }
 )
-"""Adapters for the pipeline's other steps, which no cell takes: the pipeline's tests show them."""
+"""Adapters for the pipeline's other steps, which no cell takes."""
 
 Tell = Callable[[str], None]
 

@@ -61,12 +61,11 @@ class FolderTree(Tree):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.origin = str(root)
-        self._top = str(root)
         self._listed: dict[str, list[str]] = {}
 
     def read(self, path: str) -> bytes | None:
         try:
-            with open(os.path.join(self._top, path), "rb", buffering=0) as file:
+            with open(os.path.join(self.origin, path), "rb", buffering=0) as file:
                 return file.readall()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
