@@ -109,7 +109,7 @@ def main() -> int:
     has_vllm = subprocess.run([options.python, "-c", find], check=False).returncode == 0
     given = [word for path in options.downstream for word in ("--downstream", path)]
     check = [options.python, "-m", "vllm_compat", "check"]
-    newest = "from vllm_compat.surface.recorded import recorded_versions as r; print(r()[-1])"
+    newest = "from vllm_compat.analysis.surface.recorded import recorded_versions as r; print(r()[-1])"
     release = subprocess.check_output([options.python, "-c", newest], text=True).strip()
     where = [] if has_vllm else ["--vllm", release]
     done = (0, 1, 3)  # whatever the verdict

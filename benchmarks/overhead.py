@@ -50,7 +50,7 @@ def main() -> int:
 def _calls() -> None:
     import types
 
-    from vllm_compat.patching import Transaction
+    from vllm_compat.runtime.patching import Transaction
 
     module = types.ModuleType("vllm_compat_benchmark")
     sys.modules[module.__name__] = module

@@ -6,7 +6,7 @@ usage: collect_cells.py FOLDER OUT.json [--overlay]
        collect_cells.py FOLDER OUT.json --transfers BENCH    (BENCH: a record that names the device)
 
 With --families the file is one of records/families: what `docs/families.md` is made of. Records of
-`vllm_compat.lab.plain` in the folder (FAMILY.plain.json) say what vLLM alone does with a family.
+`lab.plain` in the folder (FAMILY.plain.json) say what vLLM alone does with a family.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def slim(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def families(folder: str, out: str, where: str) -> None:
-    """Collect the cells of families, each with what `vllm_compat.lab.plain` says where it is wrong.
+    """Collect the cells of families, each with what `lab.plain` says where it is wrong.
 
     Files are read in the order of their names. Of several runs of one cell the last right one counts;
     those before it that failed, and those with an adapter switched off, are kept as ``failed``.

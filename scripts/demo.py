@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
 def main() -> int:
@@ -24,8 +25,9 @@ def main() -> int:
     parser.add_argument("--pipeline", action="store_true", help="all four steps, to a trained draft")
     options = parser.parse_args()
 
+    from lab.environments import ensure
+
     from vllm_compat.errors import VllmCompatError
-    from vllm_compat.lab.environments import ensure
 
     try:
         paths = ensure(options.vllm, options.speculators, progress=lambda text: print(text, flush=True))

@@ -13,12 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
 def main(arguments: list[str]) -> int:
     """Open or update; return gh's exit status."""
-    from vllm_compat.lab.nightly import LABEL, TITLE
+    from lab.nightly import LABEL, TITLE
 
     dry = "--dry-run" in arguments
     names = [argument for argument in arguments if argument != "--dry-run"]

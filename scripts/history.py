@@ -35,11 +35,10 @@ def history(downstreams: Sequence[str | Path]) -> dict[str, Any]:
     """Return, for each release, how far each downstream gets with what was known then."""
     from packaging.version import Version
 
-    from vllm_compat.adapters import registry
-    from vllm_compat.contract import read_contract
-    from vllm_compat.environment import Environment
-    from vllm_compat.plan import make_plan
-    from vllm_compat.surface.recorded import RecordedSurface, recorded_versions
+    from vllm_compat.adapters import make_plan, registry
+    from vllm_compat.analysis.downstream import read_contract
+    from vllm_compat.analysis.environment import Environment
+    from vllm_compat.analysis.surface.recorded import RecordedSurface, recorded_versions
 
     environment = Environment("3.11.0", (), "cuda")
     versions = sorted((v for v in recorded_versions() if Version(v) >= Version("0.11.0")), key=Version)

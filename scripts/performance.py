@@ -17,8 +17,8 @@ MEANING = {
 
 def page(records: Records) -> str:
     """Return the page."""
-    from vllm_compat.backlog import BOUND, STALL
     from vllm_compat.capture.slabs import LIMIT, SLAB
+    from vllm_compat.features.save_backlog import BOUND, STALL
 
     gib = 2**30
     parts = [
@@ -167,7 +167,7 @@ def _device(record: dict[str, Any]) -> str:
 
 
 def _bench(path: str, record: dict[str, Any]) -> list[str]:
-    from vllm_compat.lab.bench import batches_of, shares_of, speed
+    from vllm_compat.commands.bench import batches_of, shares_of, speed
 
     layers = next(len(m["layer_ids"]) for m in record["modes"].values() if "layer_ids" in m)
     driver = f", driver {record['driver']}" if record.get("driver") else ""

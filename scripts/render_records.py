@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "scripts")]
 RECORDS = ROOT / "records"
 
 
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
     import history
     import performance
 
-    from vllm_compat.register import as_markdown
+    from vllm_compat.commands.register import as_markdown
 
     pages = {
         ROOT / "docs" / "compatibility.md": compatibility(),
@@ -151,7 +151,7 @@ def preflighted(path: str, record: dict[str, Any]) -> list[str]:
 
 def families() -> str:
     """Return the page of model families: what each is there for, and how far its rows were off."""
-    from vllm_compat.lab.families import FAMILIES
+    from vllm_compat.trial.families import FAMILIES
 
     runs: dict[tuple[str, ...], dict[str, str]] = {}
     notes: list[str] = []
@@ -198,7 +198,7 @@ def families() -> str:
             "",
             "## Faults put in on purpose",
             "",
-            f"`vllm_compat.lab.faults` on {record['model']}: {record['clean_runs']} clean runs raised"
+            f"`lab.faults` on {record['model']}: {record['clean_runs']} clean runs raised"
             f" nothing; preempted requests ({record['preempted_requests']}) came out right; each fault"
             f" was stopped with these words ([record](../{path})):",
             "",
@@ -227,14 +227,14 @@ def family_entry(cell: dict[str, Any], where: str, notes: list[str]) -> str:
 
 def every_release() -> list[str]:
     """Return the table of the matrix: each vLLM release with each speculators release."""
-    from vllm_compat.lab.matrix import known_releases
-    from vllm_compat.lab.matrix_report import Outcome, read_records, release_of, summary_table
+    from lab.matrix import known_releases
+    from lab.matrix_report import Outcome, read_records, release_of, summary_table
 
     cells = read_records(RECORDS / "matrix")
     parts = [
         "## Every release",
         "",
-        "`vllm-compat matrix` on CPU builds of vLLM, float32; per cell the tiny model, the tensor"
+        "`python3 -m lab matrix` on CPU builds of vLLM, float32; per cell the tiny model, the tensor"
         " parallel size and the worst relative deviation. *overlay*: the release's Python sources over"
         " another build's compiled kernels, because it has no CPU build, or none that loads; this shows"
         " its Python side only. *Refused in words*: `apply()` says before anything loads that the pair"
@@ -244,7 +244,7 @@ def every_release() -> list[str]:
         *summary_table(cells, known_releases(), "not run yet"),
     ]
     if any("not run yet" in row for row in parts):
-        parts += ["", "*Not run yet*: `vllm-compat matrix RELEASE` runs it."]
+        parts += ["", "*Not run yet*: `python3 -m lab matrix RELEASE` runs it."]
     fails = [c for c in cells if c["outcome"] == Outcome.VLLM]
     if fails:
         parts += ["", "### What a CPU build cannot run by itself", ""]
@@ -269,7 +269,7 @@ def every_release() -> list[str]:
 
 def ablated(off: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[str]:
     """Return what runs without adapters showed: a table a pair, and one without the shim."""
-    from vllm_compat.lab.matrix import ELSEWHERE
+    from lab.matrix import ELSEWHERE
 
     if not off:
         return []
@@ -301,7 +301,7 @@ def ablated(off: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[str]
 
 
 def _pair(record: dict[str, Any]) -> tuple[str, str]:
-    from vllm_compat.lab.matrix_report import release_of
+    from lab.matrix_report import release_of
 
     return record["versions"]["speculators"], release_of(record)
 

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 VERSION = "0.99.0.dev{number}"
 
@@ -64,7 +65,7 @@ MUTATIONS: dict[str, Callable[[Path], None]] = {
 
 def main(arguments: list[str]) -> int:
     """Write the mutated sources."""
-    from vllm_compat.surface.files import package_at
+    from vllm_compat.analysis.surface.files import package_at
 
     if len(arguments) != 3 or arguments[2] not in MUTATIONS:
         print(__doc__, file=sys.stderr)

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+SOURCES = ("src", "lab", "tests", "scripts", "benchmarks")
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 
 def main(arguments: list[str]) -> int:
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
         return 0
     fast = "--fast" in arguments
     rest = [argument for argument in arguments if argument != "--fast"]
-    from vllm_compat.lab.environments import default_root, find_uv
+    from lab.environments import default_root, find_uv
 
     venv = default_root() / "dev"
     uv = find_uv()
@@ -35,12 +36,19 @@ def main(arguments: list[str]) -> int:
         run(*uv, "venv", "--quiet", "--python", sys.executable, str(venv))
     run(*uv, "pip", "install", "--quiet", "--python", str(python), "--group", "dev", "-e", str(ROOT))
     steps = [
-        ("ruff", ["-m", "ruff", "check", "src", "tests", "scripts", "benchmarks"]),
+        ("ruff", ["-m", "ruff", "check", *SOURCES]),
+        ("ruff format", ["-m", "ruff", "format", "--check", *SOURCES]),
+        (
+            "layers",
+            ["-c", "import sys; from importlinter.cli import lint_imports_command as lint; lint()"],
+        ),
         ("mypy", ["-m", "mypy"]),
         ("fast tests", ["-m", "pytest", "-m", "not e2e", "--ignore=tests/with_torch", *rest]),
     ]
     if not fast:
-        steps.append(("with torch", ["-m", "pytest", "tests/with_torch", "tests/test_verify.py", *rest]))
+        steps.append(
+            ("with torch", ["-m", "pytest", "tests/with_torch", "tests/commands/test_verify.py", *rest])
+        )
         command = ["-m", "pytest", "-m", "e2e", "-v", "--durations=10", "tests/e2e", "tests/lab"]
         steps.append(("end to end", [*command, *rest]))
     for title, step in steps:
@@ -58,14 +66,17 @@ def main(arguments: list[str]) -> int:
 
 def with_torch(uv: list[str], variables: dict[str, str]) -> tuple[str, dict[str, str]]:
     """Return a Python that has torch, and the environment in which it finds pytest too."""
-    from vllm_compat.lab.environments import default_root, ensure
+    from lab.environments import default_root, ensure
 
     paths = ensure("0.16.0", progress=lambda sentence: print(sentence, flush=True))
     target = default_root() / "pytest"
     if not (target / "pytest").exists():
         install = ["pip", "install", "--quiet", "--python", str(paths.python), "--target", str(target)]
         run(*uv, *install, "pytest>=8", "hypothesis>=6")
-    return str(paths.python), {**variables, "PYTHONPATH": f"{target}{os.pathsep}{ROOT / 'src'}"}
+    return str(paths.python), {
+        **variables,
+        "PYTHONPATH": os.pathsep.join(map(str, (target, ROOT, ROOT / "src"))),
+    }
 
 
 def run(*command: str) -> None:

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 
 import vllm_compat
-from vllm_compat.adapters import by_name
+from vllm_compat.adapters import by_name, make_plan
 from vllm_compat.adapters.base import Case
-from vllm_compat.contract import read_contract
-from vllm_compat.drift import find_drifts
-from vllm_compat.environment import Environment, read_features
-from vllm_compat.patching import Transaction
-from vllm_compat.plan import Plan, make_plan, roles_of
-from vllm_compat.surface import SourceSurface
+from vllm_compat.analysis.downstream import read_contract
+from vllm_compat.analysis.drift import find_drifts
+from vllm_compat.analysis.environment import Environment, read_features
+from vllm_compat.analysis.plan import Plan
+from vllm_compat.analysis.planner import roles_of
+from vllm_compat.analysis.surface import SourceSurface
+from vllm_compat.runtime.patching import Transaction
 
 FAKES = Path(__file__).parent / "fakes"
 SOURCE = Path(vllm_compat.__file__).parents[1]

@@ -1,15 +1,15 @@
 """Since when a finding holds, by the plain way: every release from the newest on, one after another.
 
-`vllm_compat.check` looks at far fewer; the tests hold the two together.
+`vllm_compat.commands.check` looks at far fewer; the tests hold the two together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vllm_compat.contract import Contract
-from vllm_compat.drift import Finding, find_drifts
-from vllm_compat.surface import Surface
+from vllm_compat.analysis.contract import Contract
+from vllm_compat.analysis.drift import Finding, find_drifts
+from vllm_compat.analysis.surface import Surface
 
 Key = tuple[str, str, str | None]
 

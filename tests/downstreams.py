@@ -14,7 +14,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from vllm_compat.contract import Contract, read_contract
+from vllm_compat.analysis.contract import Contract
+from vllm_compat.analysis.downstream import read_contract
 
 VERSIONS = ("0.3.0", "0.4.0", "0.4.0.1")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from vllm_compat import launch
 from vllm_compat.cli import main
+from vllm_compat.commands.run import launch
 
 
 def test_the_options_of_run_end_where_the_program_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ LOAD = """
 import vllm_compat
 from vllm_compat import plugin
 plugin.load()
-from vllm_compat import process
+from vllm_compat.entry import apply as process
 print(process.report(), vllm_compat.status().in_force)
 """
 
@@ -52,13 +52,15 @@ def test_without_a_plan_nothing_happens(site: Site) -> None:
     code = "import sys; from vllm_compat import plugin; plugin.load()\n"
     code += "print([n for n in sys.modules if n.startswith('vllm_compat.')])"
     done = site.run("-c", code)
-    assert done.stdout.strip() == "['vllm_compat.plugin', 'vllm_compat.doors']"
+    assert (
+        done.stdout.strip() == "['vllm_compat.plugin', 'vllm_compat.runtime', 'vllm_compat.runtime.env']"
+    )
     assert done.stderr == ""
 
 
 @pytest.mark.parametrize("stderr", ["", "sys.stderr = None", "sys.stderr.close()"])
 def test_a_broken_installation_ends_nobodys_vllm(site: Site, stderr: str) -> None:
-    broken = "import sys; sys.modules['vllm_compat.process'] = None\n"
+    broken = "import sys; sys.modules['vllm_compat.entry.apply'] = None\n"
     broken += f"from vllm_compat import plugin\n{stderr}\nplugin.load(); print('alive')"
     done = site.run("-c", broken, VLLM_COMPAT_PLAN="{}")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "alive")
@@ -69,7 +71,8 @@ def test_a_broken_installation_ends_nobodys_vllm(site: Site, stderr: str) -> Non
 def test_loading_twice_is_loading_once(site: Site) -> None:
     plan = site.run("-c", "import vllm_compat; print(vllm_compat.apply().plan.dumps())").stdout
     code = """
-from vllm_compat import plugin, process
+from vllm_compat import plugin
+from vllm_compat.entry import apply as process
 plugin.load()
 import vllm.v1.core.sched.scheduler as s
 first = vars(s.Scheduler)["schedule"]

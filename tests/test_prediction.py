@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.matrix import ELSEWHERE, WITNESSES
 from tests.downstreams import VERSIONS, contract, wheel
 
-from vllm_compat.adapters import registry
-from vllm_compat.check import judge
-from vllm_compat.environment import Environment, own_features
-from vllm_compat.lab.matrix import ELSEWHERE, WITNESSES
-from vllm_compat.plan import Plan, Step, loads, make_plan
-from vllm_compat.report.model import Standing, Verdict
-from vllm_compat.surface.recorded import RecordedSurface, closest_record
+from vllm_compat.adapters import make_plan, registry
+from vllm_compat.analysis.environment import Environment, own_features
+from vllm_compat.analysis.plan import Plan, Step, loads
+from vllm_compat.analysis.surface.recorded import RecordedSurface, closest_record
+from vllm_compat.commands.check import judge
+from vllm_compat.commands.report.model import Standing, Verdict
 
 RECORDS = Path(__file__).parent.parent / "records"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.plan import loads
+from vllm_compat.analysis.plan import loads
 
 RECORDS = Path(__file__).parent.parent / "records"
 SUITES = sorted((RECORDS / "gpu").glob("h200*-vllm-*.json"))
@@ -71,7 +71,7 @@ BENCHES = sorted(GPU.glob("*-bench-*.json"))
 
 
 def test_extraction_keeps_nine_tenths_of_plain_prefill_for_both_downstreams() -> None:
-    from vllm_compat.lab.bench import speed
+    from vllm_compat.commands.bench import speed
 
     seen = set()
     for path in BENCHES:
@@ -88,7 +88,7 @@ def test_extraction_keeps_nine_tenths_of_plain_prefill_for_both_downstreams() ->
 
 
 def test_the_readme_tells_what_was_measured() -> None:
-    from vllm_compat.lab.bench import speed
+    from vllm_compat.commands.bench import speed
 
     record = read(GPU / "h200-bench-0.26.0.json")
     plain, auto, stock = (speed(record, mode, "8x2048") or 0 for mode in ("plain", "auto", "stock"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from lab.__main__ import parser_for
 
 from vllm_compat import cli
 
@@ -44,6 +45,9 @@ def test_each_step_is_a_command_that_runs_on_a_laptop(words: list[str]) -> None:
     if words[0] == "vllm-compat":
         # Exits with status 2 where an option is unknown.
         options = cli._parser(words[1]).parse_args(words[1:])
+        assert callable(options.command)
+    elif words[:3] == ["python3", "-m", "lab"]:
+        options = parser_for(words[3:]).parse_args(words[3:])
         assert callable(options.command)
     elif words[0] == "bash" or (words[0] == "python3" and words[1] != "-m"):
         assert (ROOT / words[1]).is_file()

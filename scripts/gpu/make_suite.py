@@ -138,7 +138,7 @@ def families(fork: dict[str, str]) -> list[dict[str, Any]]:
     own dtype) is shown here.
     """
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
-    from vllm_compat.lab.families import FAMILY_NAMES
+    from vllm_compat.trial.families import FAMILY_NAMES
 
     more = ["--canary", "--layer-ids", "0,1,2,3"]  # the last layer included
     cells = [cell("family", "0.4.0.1", name, *more, environ=fork) for name in FAMILY_NAMES]

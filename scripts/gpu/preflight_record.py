@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm_compat.lab.models import _INT4_CONFIG, write_fast_tokenizer
+from vllm_compat.trial.models import _INT4_CONFIG, write_fast_tokenizer
 
 LENGTH, BATCH, CALLS = 2048, 4, 3
 YARN = {
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], list[int]]] = {
 
 def predict(folder: Path, layer_ids: list[int]) -> dict[str, Any]:
     """Return preflight's report, as its JSON."""
-    from vllm_compat.preflight import Options, preflight, render
+    from vllm_compat.commands.preflight.judge import Options, preflight, render
 
     options = Options(
         model=str(folder), layer_ids=tuple(layer_ids), max_model_len=LENGTH, batch_size=BATCH
@@ -83,7 +83,7 @@ def run(folder: Path, layer_ids: list[int]) -> dict[str, Any]:
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
     from vllm.config import LoadConfig
 
-    from vllm_compat.lab.cell import describe_worker
+    from vllm_compat.trial.cell import describe_worker
 
     def dummy(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return wrapped(*args, **{**kwargs, "load_format": "dummy"})

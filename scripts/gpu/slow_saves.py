@@ -49,8 +49,8 @@ def main(out: str, rate: str = "0.4", batches: str = "12", child: str = "") -> i
 def measure(rate: float, batches: int, how: str) -> dict[str, Any]:
     """Extract and save; count what waits from outside of vllm_compat."""
     import vllm_compat
-    from vllm_compat import backlog
-    from vllm_compat.lab import bench
+    from vllm_compat.commands import bench
+    from vllm_compat.features import save_backlog
 
     without = ["generator.save_backlog"] if how == "unbounded" else []
     vllm_compat.apply(without=without)
@@ -103,7 +103,7 @@ def measure(rate: float, batches: int, how: str) -> dict[str, Any]:
     return {
         "batches": batches,
         "batch_bytes": size,
-        "bound": backlog.bound(),
+        "bound": save_backlog.bound(),
         "most_waiting": counts.most,
         "most_shared_memory": facts["largest_slabs_bytes"],
         "most_driver_memory": counts.memory,

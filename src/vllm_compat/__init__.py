@@ -13,19 +13,20 @@ Importing this package imports nothing else: no wrapt, torch, vLLM or downstream
 
 from __future__ import annotations
 
+from vllm_compat._version import __version__
+
 TYPE_CHECKING = False  # `typing` would cost more than all the rest of this module
 if TYPE_CHECKING:
     from typing import Any
 
-    from vllm_compat.process import Status, apply, revert, status
+    from vllm_compat.entry.apply import Status, apply, revert, status
 
-__version__ = "0.1.0.dev0"
 __all__ = ["Status", "__version__", "apply", "revert", "status"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("apply", "revert", "status", "Status"):
-        from vllm_compat import process
+        from vllm_compat.entry import apply
 
-        return getattr(process, name)
+        return getattr(apply, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

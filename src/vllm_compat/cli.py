@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import vllm_compat
@@ -89,7 +89,7 @@ def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def _set_up_run(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.environment import CAPTURES
+    from vllm_compat.analysis.environment import CAPTURES
 
     parser.usage = (
         "vllm-compat run [--log FILE] [--status-file FILE] [--record FILE] [--every S] [--leave-folder]"
@@ -151,30 +151,17 @@ def _set_up_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_check(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.check import add_check_arguments, run_check
+    from vllm_compat.commands.check import add_check_arguments, run_check
 
     add_check_arguments(parser)
     parser.set_defaults(command=run_check)
 
 
 def _set_up_diff(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.check import add_diff_arguments, run_diff
+    from vllm_compat.commands.check import add_diff_arguments, run_diff
 
     add_diff_arguments(parser)
     parser.set_defaults(command=run_diff)
-
-
-def _set_up_record(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "vllm-compat record [--version V] (SOURCE ... | --published [V ...])"
-    parser.add_argument("source", nargs="*", help="a wheel, an sdist or a folder that holds vLLM")
-    parser.add_argument("--version", metavar="V", help="record the source as this version")
-    parser.add_argument(
-        "--published",
-        nargs="*",
-        metavar="V",
-        help="releases to take from the package index; all that have no record yet if none is named",
-    )
-    parser.set_defaults(command=_record)
 
 
 def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
@@ -256,7 +243,7 @@ def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_bench(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.lab.bench import add_arguments, run
+    from vllm_compat.commands.bench import add_arguments, run
 
     add_arguments(parser)
     parser.set_defaults(command=run)
@@ -276,20 +263,6 @@ def _set_up_demo(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_demo)
 
 
-def _set_up_matrix(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.lab.matrix import add_arguments, run_matrix
-
-    add_arguments(parser)
-    parser.set_defaults(command=run_matrix)
-
-
-def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.lab.nightly import add_arguments, run_nightly
-
-    add_arguments(parser)
-    parser.set_defaults(command=run_nightly)
-
-
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("say what will work, before anything loads", _set_up_check),
     "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
@@ -300,9 +273,6 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "verify": ("check a folder of extracted hidden states", _set_up_verify),
     "adapters": ("list the adapters and what each is good for", _set_up_adapters),
     "diff": ("show what changed between two vLLM releases", _set_up_diff),
-    "record": ("record the surface of a vLLM release or nightly", _set_up_record),
-    "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
-    "nightly": ("judge and run a vLLM that is not released yet", _set_up_nightly),
     "bench": ("measure extraction against plain vLLM prefill", _set_up_bench),
     "demo": ("extract hidden states of a tiny model, and judge them", _set_up_demo),
 }
@@ -311,7 +281,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from vllm_compat.launch import LaunchOptions, run
+    from vllm_compat.commands.run.launch import LaunchOptions, run
 
     def path(given: str | None) -> Path | None:
         return Path(given) if given else None
@@ -336,7 +306,7 @@ def _status(options: argparse.Namespace) -> int:
     import time
     from pathlib import Path
 
-    from vllm_compat.watch import follow, read_status, render
+    from vllm_compat.commands.run.watch import follow, read_status, render
 
     path = Path(options.file)
     if options.follow is not None:
@@ -348,7 +318,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _run_terms(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what `_add_run_arguments` has asked for, as `vllm_compat.terms.RunTerms` names it."""
+    """Return what `_add_run_arguments` has asked for, as `vllm_compat.commands.run_options.RunTerms`
+    names it."""
     return {
         "model": options.model,
         "layer_ids": tuple(options.layer_ids) if options.layer_ids else None,
@@ -362,7 +333,13 @@ def _run_terms(options: argparse.Namespace) -> dict[str, Any]:
 def _preflight(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from vllm_compat.preflight import Options, parse_capability, parse_size, preflight, render
+    from vllm_compat.commands.preflight.judge import (
+        Options,
+        parse_capability,
+        parse_size,
+        preflight,
+        render,
+    )
 
     capability, memory = options.device_capability, options.device_memory
     report = preflight(
@@ -383,7 +360,7 @@ def _preflight(options: argparse.Namespace) -> int:
 def _rehearse(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from vllm_compat.rehearse import Options, rehearse, render
+    from vllm_compat.commands.rehearse.rehearse import Options, rehearse, render
 
     report = rehearse(
         Options(
@@ -400,7 +377,7 @@ def _rehearse(options: argparse.Namespace) -> int:
 
 
 def _adapters(options: argparse.Namespace) -> int:
-    from vllm_compat.register import as_markdown, as_records, as_text
+    from vllm_compat.commands.register import as_markdown, as_records, as_text
 
     if options.format == "json":
         print(json.dumps(as_records(), indent=1))
@@ -410,7 +387,7 @@ def _adapters(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from vllm_compat.lab.demo import run_demo, run_pipeline_demo
+    from vllm_compat.commands.demo import run_demo, run_pipeline_demo
 
     if options.pipeline:
         if options.model != "kimi_k25":
@@ -421,30 +398,21 @@ def _demo(options: argparse.Namespace) -> int:
     return run_demo(options.model, options.folder)
 
 
-def _record(options: argparse.Namespace) -> int:
-    from vllm_compat.record import record_published, record_release
-
-    if bool(options.source) == (options.published is not None):
-        raise UsageError("record needs either sources (a wheel, an sdist, a folder) or --published.")
-    lines: Iterable[dict[str, object]]
-    if options.published is not None:
-        lines = record_published(options.published or None)
-    else:
-        lines = (record_release(source, version=options.version) for source in options.source)
-    for line in lines:
-        print(json.dumps(line), flush=True)
-    return 0
-
-
 def _layers(options: argparse.Namespace) -> int:
-    from vllm_compat.layers import layers_of, render
+    from vllm_compat.analysis.layer_ids import layers_of, render
 
     print(render(layers_of(options.model, options.layer_ids), "json" if options.json else "text"))
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from vllm_compat.verify import Progress, render, render_repair, repair, verify_directory
+    from vllm_compat.commands.verify import (
+        Progress,
+        render,
+        render_repair,
+        repair,
+        verify_directory,
+    )
 
     form = "json" if options.json else "text"
     report = verify_directory(

@@ -13,12 +13,12 @@ import sys
 def load() -> None:
     """Put the parent's plan in force, if a parent has opened this door; else do nothing."""
     try:
-        from vllm_compat import doors
+        from vllm_compat.runtime import env
 
-        text = doors.plan_from_environment(os.environ)
+        text = env.plan_from_environment(os.environ)
         if text is None:
             return
-        from vllm_compat import process
+        from vllm_compat.entry import apply
     except Exception as error:  # a broken installation must not end somebody's vLLM
         try:  # noqa: SIM105 (contextlib would cost every process more than all the rest here)
             print(f"vllm_compat: the plugin could not be loaded: {error}", file=sys.stderr)
@@ -26,6 +26,6 @@ def load() -> None:
             pass  # stderr may be closed
         return
     try:
-        process.adopt(text)
+        apply.adopt(text)
     except Exception as error:
-        process.remember(f"{type(error).__name__}: {error}")
+        apply.remember(f"{type(error).__name__}: {error}")

@@ -11,9 +11,9 @@ import pytest
 
 from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
-from vllm_compat.engine import call_of
+from vllm_compat.analysis.plan import Plan
 from vllm_compat.errors import GuardError
-from vllm_compat.plan import Plan
+from vllm_compat.runtime.context import call_of
 
 MakeCase = Callable[..., Case]
 Install = Callable[[str, Case], Plan]

@@ -9,11 +9,11 @@ from types import ModuleType
 import pytest
 from tests.downstreams import contract
 
-from vllm_compat.adapters import by_name
-from vllm_compat.environment import Environment
-from vllm_compat.patching import Transaction
-from vllm_compat.plan import Plan, make_plan
-from vllm_compat.surface.recorded import RecordedSurface
+from vllm_compat.adapters import by_name, make_plan
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.plan import Plan
+from vllm_compat.analysis.surface.recorded import RecordedSurface
+from vllm_compat.runtime.patching import Transaction
 
 OLD = "vllm.v1.core.kv_cache_utils"
 NEW = "vllm.v1.core.kv_cache_planning"

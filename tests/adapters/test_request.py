@@ -9,8 +9,8 @@ import pytest
 
 from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
-from vllm_compat.drift import FindingKind
-from vllm_compat.plan import Plan
+from vllm_compat.analysis.drift import FindingKind
+from vllm_compat.analysis.plan import Plan
 
 MakeCase = Callable[..., Case]
 REMOVED = ("vllm/v1/request.py", "        eos_token_id: int | None,\n", "")

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_compat import guards
-from vllm_compat.adapters import by_name
+from vllm_compat import checks
+from vllm_compat.adapters import by_name, make_plan
 from vllm_compat.adapters.base import Case
+from vllm_compat.analysis.plan import Plan
 from vllm_compat.capture.rows import RowStore, spans_of
-from vllm_compat.engine import call_of, current_call
+from vllm_compat.checks import batch
 from vllm_compat.errors import CapacityError, GuardError
-from vllm_compat.patching import Transaction
-from vllm_compat.plan import Plan, make_plan
+from vllm_compat.runtime.context import call_of, current_call
+from vllm_compat.runtime.patching import Transaction
 
 MakeCase = Callable[..., Case]
 Install = Callable[[str, Case], Plan]
@@ -167,14 +168,14 @@ def make_engine(
     def prepare(downstream: str, *, without: bool = False) -> Callable[..., Engine]:
         fake_modules("vllm", downstream, "transformers_4", "torch")
         importlib.import_module(GENERATOR)
-        rows = guards.Rows  # a row here is no tensor: what the guards look at is its shape alone
-        monkeypatch.setattr(guards, "look_at", lambda t, *a, **k: rows((len(t), 1), "rows"))
+        rows = batch.Rows  # a row here is no tensor: what the guards look at is its shape alone
+        monkeypatch.setattr(batch, "look_at", lambda t, *a, **k: rows((len(t), 1), "rows"))
         case = make_case(downstream)
         plan = make_plan(case.contract, case.surface, case.environment)
         for name in ("generator.input_order", "scheduler.whole_prompts"):
             if name in plan.adapters and not (without and name == "scheduler.whole_prompts"):
                 by_name(name).install(transaction.owned_by(name), plan)
-        guards.install(transaction, plan)
+        checks.install(transaction, plan, lambda worker: {})
         return lambda **limits: Engine(downstream, **limits)
 
     return prepare

@@ -12,8 +12,8 @@ import pytest
 
 from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
-from vllm_compat.engine import building
-from vllm_compat.plan import Plan
+from vllm_compat.analysis.plan import Plan
+from vllm_compat.runtime.context import building
 
 MakeCase = Callable[..., Case]
 FILE = "speculators/data_generation/vllm_hidden_states_generator.py"

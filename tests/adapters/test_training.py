@@ -14,8 +14,8 @@ import pytest
 from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
 from vllm_compat.adapters.training import load_by_ending
-from vllm_compat.engine import building
-from vllm_compat.plan import Plan
+from vllm_compat.analysis.plan import Plan
+from vllm_compat.runtime.context import building
 
 MakeCase = Callable[..., Case]
 Install = Callable[[str, Case], Plan]

@@ -11,8 +11,8 @@ import pytest
 
 from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
-from vllm_compat.patching import Transaction
-from vllm_compat.plan import Plan
+from vllm_compat.analysis.plan import Plan
+from vllm_compat.runtime.patching import Transaction
 
 MakeCase = Callable[..., Case]
 Install = Callable[[str, Case], Plan]

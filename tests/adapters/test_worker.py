@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from vllm_compat import account
-from vllm_compat.adapters import by_name
+from vllm_compat.adapters import by_name, make_plan
 from vllm_compat.adapters.base import Case
+from vllm_compat.analysis.drift import FindingKind
+from vllm_compat.analysis.plan import Plan
 from vllm_compat.capture import slabs
 from vllm_compat.capture import worker as capture
-from vllm_compat.drift import FindingKind
-from vllm_compat.patching import Transaction
-from vllm_compat.plan import Plan, make_plan
+from vllm_compat.runtime import run_record
+from vllm_compat.runtime.patching import Transaction
 
 MakeCase = Callable[..., Case]
 Install = Callable[[str, Case], Plan]
@@ -164,12 +164,12 @@ def test_driver_and_worker_agree_on_shared_memory_before_it_is_used(
     executor: Callable[[str], Any], make_case: MakeCase, install: Install
 ) -> None:
     plan = install("worker.capture", make_case("speculators_0_4"))
-    account.open_for(plan)
+    run_record.open_for(plan)
     executor("another.Extension")
     assert slabs.refused(), "an engine that is not the downstream's is not asked"
     executor(OURS)
     assert slabs.refused() == ""
-    assert account._transfer(account._account)["how"] == "shared memory"  # type: ignore[arg-type]
+    assert run_record._transfer(run_record._account)["how"] == "shared memory"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("why", ["memfds are forbidden", "another process namespace"])
@@ -190,12 +190,12 @@ def test_where_memory_cannot_be_shared_rows_go_through_replies_and_the_record_sa
     else:
         monkeypatch.setattr(slabs, "try_offer", lambda offered: why)
     plan = install("worker.capture", make_case("speculators_0_4"))
-    account.open_for(plan)
+    run_record.open_for(plan)
     executor(OURS)
     worker = extension()
     worker._setup_hidden_states_capture([0])
     assert made_of(worker).options["shared"] is False
-    told = account._transfer(account._account)  # type: ignore[arg-type]
+    told = run_record._transfer(run_record._account)  # type: ignore[arg-type]
     assert told["how"] == "replies"
     assert why in told["reason"]
 
@@ -205,14 +205,14 @@ def test_another_executor_is_never_asked_and_rows_go_through_replies(
 ) -> None:
     monkeypatch.setattr(slabs, "_agreed", "the driver has not asked for shared memory")
     plan = install("worker.capture", make_case("speculators_0_4"))
-    account.open_for(plan)
+    run_record.open_for(plan)
     worker = extension()
     worker._setup_hidden_states_capture([0])
     assert made_of(worker).options["shared"] is False
-    told = account._transfer(account._account)  # type: ignore[arg-type]
+    told = run_record._transfer(run_record._account)  # type: ignore[arg-type]
     assert told == {"how": "replies", "reason": "the executor is not vLLM's MultiprocExecutor"}
 
 
 @pytest.fixture(autouse=True)
 def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "_account", None)
+    monkeypatch.setattr(run_record, "_account", None)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from vllm_compat.lab.environments import EnvironmentPaths, ensure
+from lab.environments import EnvironmentPaths, ensure
 
 LIMIT = 400
 """Seconds after which a run counts as hung; a cell takes 20 to 80."""
@@ -59,7 +58,7 @@ def models(
         if not folder.exists():
             paths = environment("0.16.0", "0.3.0")
             code = (
-                "import sys; from vllm_compat.lab.families import make_tiny;"
+                "import sys; from vllm_compat.trial.families import make_tiny;"
                 " make_tiny(*sys.argv[1:3], dtype=sys.argv[3])"
             )
             done = paths.run(["-c", code, name, folder, dtype], timeout=LIMIT)
@@ -78,7 +77,7 @@ def cell(
     """Return ``cell(vllm, speculators, model, *arguments)``: run one cell, give its record.
 
     The record has the run's output under ``output`` beside what
-    `vllm_compat.lab.cell` writes.
+    `vllm_compat.trial.cell` writes.
     """
 
     def run(
@@ -92,7 +91,7 @@ def cell(
     ) -> dict[str, Any]:
         paths = environment(vllm, speculators)
         out = tmp_path / "record.json"
-        command = ["-m", "vllm_compat.lab.cell", str(models(model)), "--out", str(out), *arguments]
+        command = ["-m", "vllm_compat.trial.cell", str(models(model)), "--out", str(out), *arguments]
         if launcher:
             command = ["-m", "vllm_compat", "run", *command, "--already"]
         command += ["--tensor-parallel-size", str(ranks)]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from vllm_compat.lab.environments import EnvironmentPaths
+from lab.environments import EnvironmentPaths
 
 pytestmark = pytest.mark.e2e
 Cell = Callable[..., dict[str, Any]]
@@ -49,7 +48,7 @@ def test_every_fault_is_stopped_and_no_clean_run(
     tmp_path: Path,
 ) -> None:
     paths, out = environment("0.16.0", "0.4.0.1"), tmp_path / "record.json"
-    done = paths.run(["-m", "vllm_compat.lab.faults", models("qwen3"), "--out", out], timeout=600)
+    done = paths.run(["-m", "lab.faults", models("qwen3"), "--out", out], timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads(out.read_text(encoding="utf-8"))
     assert record["clean_runs"] == 50

@@ -1,6 +1,6 @@
 """The releases at which the plan changes, through the matrix tool, as far as CI's time goes.
 
-The whole matrix is one command away (``vllm-compat matrix --all``); its records are committed.
+The whole matrix is one command away (``python3 -m lab matrix --all``); its records are committed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.matrix import SPECULATORS, Matrix, Options, known_releases
+from lab.matrix_report import release_of
 
-from vllm_compat.lab import environments
-from vllm_compat.lab.matrix import SPECULATORS, Matrix, Options, known_releases
-from vllm_compat.lab.matrix_report import release_of
+from lab import environments
+from vllm_compat.analysis import recipes
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -37,7 +38,7 @@ CELLS = [
 
 def environment_of(vllm: str) -> str:
     """Return the folder of the environment that a release runs in."""
-    row = environments.unusable(vllm)
+    row = recipes.unusable(vllm)
     return f"vllm-{(row and row.kernels) or vllm}"
 
 
@@ -89,7 +90,7 @@ def test_a_pair_is_right(run: Run, number: int, found: set[str]) -> None:
 
 
 def test_ci_covers_the_oldest_the_newest_and_each_change_of_the_plan() -> None:
-    from tests.test_plan_matrix import plan
+    from tests.analysis.test_plan_matrix import plan
 
     wanted = {(known_releases()[0], "0.3.0"), (known_releases()[-1], "0.3.0")}
     wanted.add((known_releases()[-1], "0.4.0.1"))

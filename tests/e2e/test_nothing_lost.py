@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from vllm_compat.lab.environments import EnvironmentPaths
+from lab.environments import EnvironmentPaths
 
 pytestmark = pytest.mark.e2e
 PROGRAMS = Path(__file__).parent.parent / "programs"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.environments import EnvironmentPaths
 
-from vllm_compat.lab.environments import EnvironmentPaths
-from vllm_compat.lab.pipeline import CONVERSATIONS, PROGRAMS
+from vllm_compat.trial.pipeline import CONVERSATIONS, PROGRAMS
 
 pytestmark = pytest.mark.e2e
 LIMIT = 600

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from vllm_compat.lab.environments import EnvironmentPaths
+from lab.environments import EnvironmentPaths
 
 pytestmark = pytest.mark.e2e
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -29,7 +28,7 @@ CHECK = """
 import json, sys
 from pathlib import Path
 import torch
-from vllm_compat.lab.reference import compare, reference_hidden_states
+from vllm_compat.trial.reference import compare, reference_hidden_states
 model, folder = sys.argv[1:]
 files = sorted(Path(folder).glob("data_*.pt"), key=lambda p: int(p.stem[5:]))
 data = [torch.load(f, weights_only=True) for f in files]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from vllm_compat.lab.environments import EnvironmentPaths
+from lab.environments import EnvironmentPaths
 
 pytestmark = pytest.mark.e2e
 MODELS = Path(__file__).parent.parent / "models"

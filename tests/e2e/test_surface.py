@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_compat.lab import environments
+from lab import environments
 
 PROGRAM = Path(__file__).parents[1] / "surface" / "compare_live.py"
 

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from lab.environments import EnvironmentBuildError, EnvironmentPaths
 
+from lab import environments
+from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError
-from vllm_compat.lab import environments
-from vllm_compat.lab.environments import EnvironmentBuildError, EnvironmentPaths
 
 # What the wheel of vLLM 0.16.0 states about torch.
 WHEEL_0_16_0 = [
@@ -57,13 +58,13 @@ def test_a_wheel_without_a_pin_is_refused() -> None:
 
 def test_old_releases_keep_transformers_and_its_hub_client_together() -> None:
     for version in ("0.11.0", "0.16.0", "0.18.1"):
-        constraints = environments.recipe(version).constraints
+        constraints = recipes.recipe(version).constraints
         assert {"transformers<5", "huggingface-hub<1.0"} <= set(constraints)
-    assert environments.recipe("0.19.1").constraints == ()
+    assert recipes.recipe("0.19.1").constraints == ()
 
 
 def test_the_distribution_record_is_for_those_that_need_one() -> None:
-    needing = [v for v in ("0.11.0", "0.16.0", "0.17.1", "0.32.0") if environments.recipe(v).record]
+    needing = [v for v in ("0.11.0", "0.16.0", "0.17.1", "0.32.0") if recipes.recipe(v).record]
     assert needing == ["0.11.0", "0.16.0"]
 
 
@@ -79,11 +80,11 @@ def test_the_distribution_record_is_for_those_that_need_one() -> None:
 )
 def test_releases_without_an_environment_say_why(version: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        environments.recipe(version)
+        recipes.recipe(version)
 
 
 def test_quirks_say_why_and_have_an_effect() -> None:
-    for quirk in environments.QUIRKS:
+    for quirk in recipes.QUIRKS:
         assert quirk.reason
         assert any(
             (
@@ -98,15 +99,15 @@ def test_quirks_say_why_and_have_an_effect() -> None:
 
 
 def test_a_recipe_is_told_from_every_other_by_its_digest() -> None:
-    recipes = [
-        environments.recipe("0.16.0"),
-        environments.recipe("0.17.1"),
-        environments.recipe("0.20.2"),
-        environments.recipe("0.20.2", transformers="<5"),
+    made = [
+        recipes.recipe("0.16.0"),
+        recipes.recipe("0.17.1"),
+        recipes.recipe("0.20.2"),
+        recipes.recipe("0.20.2", transformers="<5"),
     ]
-    assert len({recipe.digest for recipe in recipes}) == len(recipes)
-    assert len({recipe.name for recipe in recipes}) == len(recipes)
-    assert environments.recipe("0.16.0").digest == recipes[0].digest
+    assert len({recipe.digest for recipe in made}) == len(made)
+    assert len({recipe.name for recipe in made}) == len(made)
+    assert recipes.recipe("0.16.0").digest == made[0].digest
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_a_library_to_preload_is_named_where_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = _paths(tmp_path, "0.18.1")
-    row = environments.Quirk(reason="a test", preload=("libnowhere.so.9",))
+    row = recipes.Quirk(reason="a test", preload=("libnowhere.so.9",))
     monkeypatch.setattr(environments, "QUIRKS", (row,))
     with pytest.raises(EnvironmentBuildError, match=r"libnowhere\.so\.9"):
         paths.run_environment()
@@ -370,11 +371,11 @@ def test_the_root_is_the_users_choice(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_lines_for_people_ask_for_what_the_matrix_installs(
     lab: Lab, version: str, tool: str
 ) -> None:
-    first, second = (shlex.split(line) for line in environments.install_lines(version, "0.3.0", tool))
+    first, second = (shlex.split(line) for line in recipes.install_lines(version, "0.3.0", tool))
     lab.ensure(version, "0.3.0")
     installs = lab.installs()
     # Ours are about the CPU build, and about this project itself.
-    asked = [word for word in installs[2] if word not in environments.PROJECT_NEEDS]
+    asked = [word for word in installs[2] if word not in recipes.PROJECT_NEEDS]
     words = first[first.index("install") + 1 :]
     assert words[0] == f"vllm=={version}"
     assert [word for word in asked if word in words] == words[1:]
@@ -389,7 +390,7 @@ def test_the_lines_for_people_ask_for_what_the_matrix_installs(
 def test_the_lines_for_people_resolve(tmp_path: Path, version: str) -> None:
     uv = environments.find_uv()
     subprocess.run([*uv, "venv", "--quiet", str(tmp_path / "venv")], check=True)
-    for line in environments.install_lines(version, "0.4.0.1"):
+    for line in recipes.install_lines(version, "0.4.0.1"):
         words = shlex.split(line)[3:]
         done = subprocess.run(
             [*uv, "pip", "install", "--dry-run", "--python", str(tmp_path / "venv"), *words],

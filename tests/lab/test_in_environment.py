@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab.environments import EnvironmentPaths
+from lab.matrix import model_folder
 
-from vllm_compat.lab import environments
-from vllm_compat.lab.environments import EnvironmentPaths
-from vllm_compat.lab.matrix import model_folder
+from lab import environments
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -60,7 +60,7 @@ def test_plain_vllm_computes_what_transformers_computes(
     # Kimi on two ranks is the hardest of the six.
     model, out = model_folder("kimi_k25", "float32", environment), tmp_path / "record.json"
     done = environment.run(
-        ["-m", "vllm_compat.lab.plain", model, "--tensor-parallel-size", "2", "--out", out],
+        ["-m", "lab.plain", model, "--tensor-parallel-size", "2", "--out", out],
         tensor_parallel_size=2,
         timeout=300,
     )

@@ -14,14 +14,15 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from lab.environments import EnvironmentPaths
+from lab.matrix import Cell, Matrix, Options
+from lab.matrix_report import Outcome
+from lab.overlay import make_overlay
 
+from lab import environments, matrix, matrix_report
 from vllm_compat import cli
+from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError
-from vllm_compat.lab import environments, matrix, matrix_report
-from vllm_compat.lab.environments import EnvironmentPaths
-from vllm_compat.lab.matrix import Cell, Matrix, Options
-from vllm_compat.lab.matrix_report import Outcome
-from vllm_compat.lab.overlay import make_overlay
 
 # A stand-in for the lab's modules inside an environment: what it writes is set by FAKE_CELLS.
 STAND_IN = """
@@ -136,7 +137,7 @@ def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:
     assert record["outcome"] == Outcome.FAILED
     assert record["plain"]["outcome"] == "right"
     assert record["error"] == "ValueError: in ROOT/x"
-    file = '  File "PROJECT/vllm_compat/lab/cell.py", line 1'
+    file = '  File "PROJECT/vllm_compat/trial/cell.py", line 1'
     assert record["log"] == ["the log of cell", file, "  a line"]
     assert not matrix_report.as_expected(record)
     assert lab.ran() == ["cell llama", "plain llama"]
@@ -270,7 +271,7 @@ def test_a_release_that_loads_nowhere_is_judged_by_its_surface(lab: Lab) -> None
     options = Options(("0.11.2",), lab.out, lab.home, ("0.3.0",))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environments, "speculators_folder", lambda *_args, **_more: fake)
-        patch.setattr(environments, "UNUSABLE", (environments.Unusable("it needs CXXABI", "0.11.2"),))
+        patch.setattr(recipes, "UNUSABLE", (recipes.Unusable("it needs CXXABI", "0.11.2"),))
         (record,) = Matrix(options, lambda _sentence: None).run()
     assert record["outcome"] == Outcome.SURFACE
     assert "CXXABI" in record["error"]
@@ -313,7 +314,7 @@ def test_wrong_arguments_are_one_sentence(
 
 
 def test_every_recorded_release_is_built_or_overlaid() -> None:
-    rows = {v: environments.unusable(v) for v in matrix.known_releases()}
+    rows = {v: recipes.unusable(v) for v in matrix.known_releases()}
     overlaid = {v: row.kernels for v, row in rows.items() if row}
     assert overlaid == {"0.11.1": "0.12.0", "0.11.2": "0.12.0", "0.33.0": "0.32.0"}
 

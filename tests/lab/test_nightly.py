@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from lab import environments, matrix
 from vllm_compat import cli
-from vllm_compat.lab import environments, matrix
 
 FAKES = Path(__file__).parent.parent / "fakes"
 FILE_ISSUE = Path(__file__).parents[2] / "scripts" / "file_issue.py"

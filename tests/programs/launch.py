@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from vllm_compat.launch import LaunchOptions, run
+from vllm_compat.commands.run.launch import LaunchOptions, run
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])

@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
-from vllm_compat import account, resume, saving
-from vllm_compat.patching import Transaction
+from vllm_compat.features import atomic_save, resume_samples
+from vllm_compat.runtime import run_record
+from vllm_compat.runtime.patching import Transaction
 
 
 def sample(number: int) -> dict[str, object]:
@@ -77,8 +78,8 @@ def main() -> None:
         if child == 0:
             die_at(latest, how)
             if mode == "guarded":
-                account._account = account._Account(os.getpid(), None)  # type: ignore[arg-type]
-                saving.install(Transaction())
+                run_record._account = run_record._Account(os.getpid(), None)  # type: ignore[arg-type]
+                atomic_save.install(Transaction())
             try:
                 extract(folder, samples)
             except KeyboardInterrupt:
@@ -90,7 +91,7 @@ def main() -> None:
             os.waitpid(child, 0)
         done += 1
         there = {int(p.stem[5:]) for p in folder.iterdir() if not p.name.startswith(".")}
-        whole = {i for i in there if resume.is_whole(folder / f"data_{i}.pt")}
+        whole = {i for i in there if resume_samples.is_whole(folder / f"data_{i}.pt")}
         if whole != set(range(len(there))):
             damaged += 1
         if len(whole) == samples:

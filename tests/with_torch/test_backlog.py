@@ -14,8 +14,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from vllm_compat import account, backlog  # noqa: E402
-from vllm_compat.backlog import Backlog, tensor_bytes  # noqa: E402
+from vllm_compat.features import save_backlog  # noqa: E402
+from vllm_compat.features.save_backlog import Backlog, tensor_bytes  # noqa: E402
+from vllm_compat.runtime import run_record  # noqa: E402
 
 MIB = 2**20
 
@@ -57,19 +58,19 @@ def test_tensors_in_a_closure_are_found_and_a_storage_counts_once() -> None:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
     """A pool of four threads, watched as it is in a driver."""
-    monkeypatch.setattr(backlog, "_backlog", Backlog())
-    monkeypatch.setattr(backlog, "bound", lambda: 4 * MIB)
-    monkeypatch.setattr(account, "is_ours", lambda: True)
+    monkeypatch.setattr(save_backlog, "_backlog", Backlog())
+    monkeypatch.setattr(save_backlog, "bound", lambda: 4 * MIB)
+    monkeypatch.setattr(run_record, "is_ours", lambda: True)
     with ThreadPoolExecutor(4) as made:
         yield made
 
 
 def submit(pool: ThreadPoolExecutor, *args: Any) -> Future[Any]:
-    return backlog.submit(pool.submit, pool, args, {})
+    return save_backlog.submit(pool.submit, pool, args, {})
 
 
 def test_the_status_line_says_what_a_run_waits_for() -> None:
-    from vllm_compat.watch import Process, view
+    from vllm_compat.commands.run.watch import Process, view
 
     said = {"role": "program", "pid": 1, "phase": "extracting", "samples": 8, "changed": 0.0}
     assert "waiting" not in view([Process(said)], 1.0).line
@@ -78,7 +79,7 @@ def test_the_status_line_says_what_a_run_waits_for() -> None:
 
 
 def generate() -> str:
-    backlog.wait_for_saves()
+    save_backlog.wait_for_saves()
     return "extracted"
 
 
@@ -88,10 +89,10 @@ def test_a_slow_disk_holds_the_next_batch_back(pool: ThreadPoolExecutor) -> None
         generate()
         for _ in range(4):  # a batch of 4 MiB
             submit(pool, lambda data: time.sleep(0.02), sample())
-        peak = max(peak, backlog._backlog.bytes)
+        peak = max(peak, save_backlog._backlog.bytes)
     assert peak <= 4 * MIB + 4 * BYTES, "the bound and one batch"
-    assert backlog.facts()["most_bytes"] == peak
-    assert backlog.facts()["waited_seconds"] > 0
+    assert save_backlog.facts()["most_bytes"] == peak
+    assert save_backlog.facts()["waited_seconds"] > 0
 
 
 def test_without_a_bound_they_pile_up(pool: ThreadPoolExecutor) -> None:
@@ -100,7 +101,7 @@ def test_without_a_bound_they_pile_up(pool: ThreadPoolExecutor) -> None:
     for _ in range(12):
         for _ in range(4):
             submit(pool, lambda data: gate.wait(), sample())
-    assert backlog._backlog.most == 48 * BYTES
+    assert save_backlog._backlog.most == 48 * BYTES
     gate.set()
 
 
@@ -110,14 +111,14 @@ def test_a_caller_that_keeps_results_never_waits(pool: ThreadPoolExecutor) -> No
         generate()
         kept.append(sample())
         submit(pool, save, kept[-1], "x").result()
-    assert backlog.facts()["waited_seconds"] < 1
+    assert save_backlog.facts()["waited_seconds"] < 1
 
 
 def test_failed_and_cancelled_saves_count_no_more(pool: ThreadPoolExecutor) -> None:
     gate = threading.Event()
     blockers = [pool.submit(gate.wait) for _ in range(4)]
     waiting = [submit(pool, save, sample(9), "x") for _ in range(2)]
-    assert backlog._backlog.bytes > 16 * MIB
+    assert save_backlog._backlog.bytes > 16 * MIB
     assert all(future.cancel() for future in waiting)
     assert generate() == "extracted"
     gate.set()
@@ -147,6 +148,6 @@ def test_a_save_that_never_ends_is_told_and_not_waited_for(
     gate = threading.Event()
     submit(pool, lambda data: gate.wait(), sample(9))
     with caplog.at_level(logging.WARNING):
-        backlog._backlog.wait(4 * MIB, stall=0.1)
+        save_backlog._backlog.wait(4 * MIB, stall=0.1)
     gate.set()
     assert "extraction goes on" in caplog.text

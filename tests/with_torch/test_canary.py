@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.canary import PROMPTS, check_canary, has_router
+from vllm_compat.checks.canary import PROMPTS, check_canary, has_router
 from vllm_compat.errors import GuardError
 
 torch: Any = pytest.importorskip("torch")

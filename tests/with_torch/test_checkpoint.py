@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from vllm_compat.lab import checkpoint  # noqa: E402
-from vllm_compat.lab.models import dequantise_int4  # noqa: E402
+from vllm_compat.trial import checkpoint  # noqa: E402
+from vllm_compat.trial.models import dequantise_int4  # noqa: E402
 
 
 def weight(outputs: int, inputs: int) -> torch.Tensor:

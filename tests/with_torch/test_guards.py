@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from vllm_compat.checks.batch import check_results, look_at
 from vllm_compat.errors import GuardError
-from vllm_compat.guards import check_results, look_at
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from vllm_compat.lab import rehearsal  # noqa: E402
-from vllm_compat.lab.checkpoint import NoReferenceError, make_checkpoint  # noqa: E402
-from vllm_compat.lab.reference import reference_hidden_states  # noqa: E402
-from vllm_compat.rehearse import shrink  # noqa: E402
+from vllm_compat.commands.rehearse import program  # noqa: E402
+from vllm_compat.commands.rehearse.rehearse import shrink  # noqa: E402
+from vllm_compat.trial.checkpoint import NoReferenceError, make_checkpoint  # noqa: E402
+from vllm_compat.trial.reference import reference_hidden_states  # noqa: E402
 
 MODELS = Path(__file__).parents[1] / "models"
 LAYERS = [0, 1, 2, 3]
@@ -28,10 +28,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder.mkdir()
     own = json.loads((MODELS / request.param / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(shrink(own, None, vocabulary=768).config))
-    rehearsal._stand_in_files(folder, {"own_tokenizer": False}, {"notes": []})
+    program._stand_in_files(folder, {"own_tokenizer": False}, {"notes": []})
     make_checkpoint(folder, work / "reference")
     text = json.loads((folder / "config.json").read_text())
-    prompts = rehearsal.prompts_of(768, 6, 2048)
+    prompts = program.prompts_of(768, 6, 2048)
     reference = reference_hidden_states(work / "reference", prompts, LAYERS)
 
     def judge(change: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             change(found)
             results.append(found)
         result: dict[str, Any] = {"samples": 12}
-        rehearsal._judge({}, result, text, work / "reference", batches, results, LAYERS)
+        program._judge({}, result, text, work / "reference", batches, results, LAYERS)
         return result
 
     return judge
@@ -91,7 +91,7 @@ def test_wrong_rows_are_wrong(case: Any, change: Any) -> None:
 
 
 def test_prompts_differ_from_the_first_token_on() -> None:
-    prompts = rehearsal.prompts_of(768, 40, 64)
+    prompts = program.prompts_of(768, 40, 64)
     assert len({tuple(prompt[:1]) for prompt in prompts}) == 40
     assert {len(prompt) for prompt in prompts} >= {1, 2, 63}
     assert all(0 <= token < 768 for prompt in prompts for token in prompt)

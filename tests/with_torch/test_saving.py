@@ -18,9 +18,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from vllm_compat import account, resume, saving  # noqa: E402
 from vllm_compat.errors import GuardError  # noqa: E402
-from vllm_compat.patching import Transaction  # noqa: E402
+from vllm_compat.features import atomic_save, resume_samples  # noqa: E402
+from vllm_compat.runtime import run_record  # noqa: E402
+from vllm_compat.runtime.patching import Transaction  # noqa: E402
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "save_samples.py"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -34,12 +35,12 @@ def sample(rows: int, value: float = 1.0) -> dict[str, Any]:
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan: Any = None
-    monkeypatch.setattr(account, "_account", account._Account(os.getpid(), plan))
-    monkeypatch.setattr(account, "write", lambda: None)
-    monkeypatch.setattr(saving, "_folders", {})
-    monkeypatch.setattr(saving, "_failure", "")
+    monkeypatch.setattr(run_record, "_account", run_record._Account(os.getpid(), plan))
+    monkeypatch.setattr(run_record, "write", lambda: None)
+    monkeypatch.setattr(atomic_save, "_folders", {})
+    monkeypatch.setattr(atomic_save, "_failure", "")
     transaction = Transaction()
-    saving.install(transaction)
+    atomic_save.install(transaction)
     yield
     transaction.revert()
 
@@ -80,7 +81,7 @@ def test_a_sample_appears_after_the_one_before_it(
     guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = threading.Event()
-    original = saving._publish
+    original = atomic_save._publish
     seen: list[list[str]] = []
 
     def publish(state: Any, index: int, folder: str) -> None:
@@ -89,7 +90,7 @@ def test_a_sample_appears_after_the_one_before_it(
         original(state, index, folder)
         seen.append(sorted(p.name for p in tmp_path.glob("data_*.pt")))
 
-    monkeypatch.setattr(saving, "_publish", publish)
+    monkeypatch.setattr(atomic_save, "_publish", publish)
     with ThreadPoolExecutor(4) as pool:
         futures = [pool.submit(torch.save, sample(3), tmp_path / f"data_{i}.pt") for i in range(3)]
         time.sleep(0.3)
@@ -131,9 +132,9 @@ def test_a_full_disk_leaves_nothing_torn_and_ends_the_run(guarded: None, tmp_pat
         torch.save(sample(2), tmp_path / "data_2.pt")
     assert [p.name for p in tmp_path.iterdir()] == ["data_0.pt"]
     with pytest.raises(GuardError, match=r"No further batch is extracted: data_1\.pt"):
-        saving.refuse_after_failure()
-    assert account._account is not None
-    assert "data_1.pt could not be saved" in account._account.saving_failure
+        atomic_save.refuse_after_failure()
+    assert run_record._account is not None
+    assert "data_1.pt could not be saved" in run_record._account.saving_failure
 
 
 class Generator:
@@ -164,10 +165,10 @@ def test_kept_samples_answer_their_own_prompts_only(guarded: None, tmp_path: Pat
     (tmp_path / "data_2.pt").unlink()
     other = {**sample(3, 99.0), "input_ids": torch.tensor([7, 7, 7])}
     torch.save(other, tmp_path / "data_5.pt")  # of another data set
-    folder = resume.prepare(tmp_path)
+    folder = resume_samples.prepare(tmp_path)
     assert folder is not None
-    told = json.loads(resume.tell(folder))
-    kept = resume._Kept(Path(told["folder"]), told["next"])
+    told = json.loads(resume_samples.tell(folder))
+    kept = resume_samples._Kept(Path(told["folder"]), told["next"])
     generator = Generator()
 
     def generate(batch: list[list[int]]) -> Any:

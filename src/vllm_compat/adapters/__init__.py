@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Collection
 from functools import lru_cache
 
 from vllm_compat.adapters.base import Adapter
+from vllm_compat.analysis import planner
+from vllm_compat.analysis.contract import Contract
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.plan import Plan
+from vllm_compat.analysis.surface.model import Surface
 from vllm_compat.errors import UsageError
 
 
@@ -15,7 +21,7 @@ def registry() -> tuple[Adapter, ...]:
     """Return one instance of every adapter, in the order of module and definition."""
     found: list[Adapter] = []
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
-        if info.name == "base":
+        if info.name == "base" or info.name.startswith("_"):
             continue
         module = importlib.import_module(f"{__name__}.{info.name}")
         found.extend(
@@ -41,3 +47,17 @@ def by_name(name: str) -> Adapter:
     raise UsageError(
         f"This vllm_compat has no adapter {name!r}: driver and worker must run the same vllm_compat."
     )
+
+
+def make_plan(
+    contract: Contract,
+    surface: Surface,
+    environment: Environment,
+    *,
+    switched_off: Collection[str] = (),
+) -> Plan:
+    """Return the plan of one (contract, surface, environment) from all adapters of this release.
+
+    ``switched_off`` names adapters that are left out although needed.
+    """
+    return planner.make_plan(contract, surface, environment, registry(), switched_off=switched_off)

@@ -5,75 +5,16 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vllm_compat.contract import CallSite, Contract
-from vllm_compat.drift import Finding, FindingKind
-from vllm_compat.environment import Environment
-from vllm_compat.surface.model import Surface
+from vllm_compat.analysis.planner import Case, Need
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The downstream's own names that adapters patch, read from the contract.
-
-    ``generator`` and ``extension`` are written ``module:Class``; empty where the downstream has
-    none.
-    """
-
-    package: str
-    generator: str = ""
-    extension: str = ""
-
-    @property
-    def generator_module(self) -> str:
-        """The module that holds the generator."""
-        return self.generator.partition(":")[0]
-
-    @property
-    def extension_module(self) -> str:
-        """The module that holds the worker extension."""
-        return self.extension.partition(":")[0]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One (contract, surface, environment) with the findings between the first two."""
-
-    contract: Contract
-    surface: Surface
-    environment: Environment
-    findings: tuple[Finding, ...]
-    roles: Roles
-
-    def found(self, kind: FindingKind, symbol: str, name: str | None = None) -> tuple[Finding, ...]:
-        """Return the findings of that kind about that symbol (and parameter)."""
-        return tuple(
-            f
-            for f in self.findings
-            if f.kind is kind and f.symbol == symbol and (name is None or f.name == name)
-        )
-
-    def calls(self, symbol: str) -> tuple[CallSite, ...]:
-        """Return the downstream's calls of a vLLM symbol."""
-        return self.contract.calls(symbol)
-
-
-@dataclass(frozen=True)
-class Need:
-    """Why an adapter is in a plan: one sentence, and the findings that it repairs.
-
-    ``targets`` are given where the place of the patch depends on the case.
-    """
-
-    reason: str
-    findings: tuple[Finding, ...] = field(default=())
-    targets: tuple[str, ...] = ()
+__all__ = ["Adapter", "Case", "Need", "lacks", "takes"]
 
 
 class Adapter(ABC):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need, takes
-from vllm_compat.drift import FindingKind
-from vllm_compat.engine import belongs, current_build, is_downstream
+from vllm_compat.analysis.drift import FindingKind
+from vllm_compat.runtime.context import belongs, current_build, is_downstream
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 SCHEDULER_CONFIG = "vllm.config.SchedulerConfig"
 CACHE_CONFIG = "vllm.config.CacheConfig"

@@ -9,9 +9,9 @@ from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.adapters.kv_cache import resolves_layout
 
 if TYPE_CHECKING:
-    from vllm_compat.contract import CallSite
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.contract import CallSite
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 
 class AcceleratorName(Adapter):

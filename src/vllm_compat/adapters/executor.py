@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.drift import FindingKind
-from vllm_compat.engine import belongs, current_call
+from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.errors import GuardError
+from vllm_compat.runtime.context import belongs, current_call
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 EXECUTOR = "vllm.v1.executor.multiproc_executor.MultiprocExecutor"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.engine import current_call
 from vllm_compat.errors import GuardError
+from vllm_compat.runtime.context import current_call
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 
 class InputOrder(Adapter):
@@ -88,6 +88,6 @@ class SaveBacklog(Adapter):
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         # The waiting itself stands in the guard around generate(), which comes before all else.
-        from vllm_compat import backlog
+        from vllm_compat.features import save_backlog
 
-        transaction.wrap("concurrent.futures.thread:ThreadPoolExecutor.submit", backlog.submit)
+        transaction.wrap("concurrent.futures.thread:ThreadPoolExecutor.submit", save_backlog.submit)

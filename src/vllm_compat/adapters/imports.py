@@ -7,11 +7,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.drift import FindingKind
+from vllm_compat.analysis.drift import FindingKind
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 
 class MovedNames(Adapter):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need, lacks
-from vllm_compat.drift import FindingKind
-from vllm_compat.engine import current_build
+from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.errors import PatchError
+from vllm_compat.runtime.context import current_build
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction, Wrapper
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction, Wrapper
 
 KV_CACHE_UTILS = "vllm.v1.core.kv_cache_utils"
 FROM_GROUPS = f"{KV_CACHE_UTILS}.get_kv_cache_config_from_groups"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need, lacks
-from vllm_compat.drift import FindingKind
+from vllm_compat.analysis.drift import FindingKind
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 REQUEST = "vllm.v1.request.Request"
 

@@ -11,13 +11,13 @@ from weakref import WeakKeyDictionary
 
 from vllm_compat.adapters.base import Adapter, Case, Need, takes
 from vllm_compat.adapters.kv_cache import Groups
-from vllm_compat.drift import FindingKind
-from vllm_compat.engine import belongs, current_call
+from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.errors import CapacityError
+from vllm_compat.runtime.context import belongs, current_call
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 SCHEDULER = "vllm.v1.core.sched.scheduler.Scheduler"
 SCHEDULER_CONFIG = "vllm.config.SchedulerConfig"

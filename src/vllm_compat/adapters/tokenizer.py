@@ -6,12 +6,12 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.engine import current_build
-from vllm_compat.environment import preprocessing_of
+from vllm_compat.analysis.environment import preprocessing_of
+from vllm_compat.runtime.context import current_build
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 FROM_PRETRAINED = "transformers.AutoTokenizer.from_pretrained"
 CONFIG_FROM_PRETRAINED = "transformers.AutoConfig.from_pretrained"
@@ -55,7 +55,7 @@ class Offsets(Adapter):
         def with_offsets(
             wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            from vllm_compat.offsets import WithOffsets
+            from vllm_compat.adapters._offsets import WithOffsets
 
             given = inspect.signature(wrapped).bind(*args, **kwargs)
             tokenizer = given.arguments["tokenizer"]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.engine import current_build
-from vllm_compat.environment import trainer_of
+from vllm_compat.analysis.environment import trainer_of
+from vllm_compat.runtime.context import current_build
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 _NORM = "model.norm.weight"
 _KEY = "_vllm_compat_verifier_norm"
@@ -88,8 +88,8 @@ class VerifierConfig(Adapter):
 
 def _text_config_of_remote_code(path: str) -> dict[str, Any] | None:
     """Return ``text_config`` of a model whose configuration is remote code to this transformers."""
+    from vllm_compat.analysis.layer_ids import read_config
     from vllm_compat.errors import UsageError
-    from vllm_compat.layers import read_config
 
     try:
         config = read_config(Path(path) if Path(path).exists() else path)

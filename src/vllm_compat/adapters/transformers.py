@@ -6,11 +6,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.environment import TORCH_FOR_TYPING, missing_names
+from vllm_compat.analysis.environment import TORCH_FOR_TYPING, missing_names
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 
 class TorchAnnotation(Adapter):

@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.drift import FindingKind
-from vllm_compat.engine import belongs
+from vllm_compat.analysis.drift import FindingKind
+from vllm_compat.runtime.context import belongs
 
 if TYPE_CHECKING:
-    from vllm_compat.patching import Transaction
-    from vllm_compat.plan import Plan
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 _KEY = "_vllm_compat_capture"
 
@@ -93,13 +93,13 @@ class Capture(Adapter):
             result = wrapped(*args, **kwargs)
             given = args[0] if args else kwargs.get("vllm_config")
             if plan.environment.transfer != "rpc" and belongs(given, plan.roles.package):
-                from vllm_compat import account
                 from vllm_compat.capture import slabs
+                from vllm_compat.runtime import run_record
 
                 offers = instance.collective_rpc(slabs.offer)
                 refused = next(filter(None, map(slabs.try_offer, offers)), "")
                 instance.collective_rpc(slabs.settle, args=(refused,))
-                account.tell_transfer("replies" if refused else "shared memory", refused)
+                run_record.tell_transfer("replies" if refused else "shared memory", refused)
             return result
 
         transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", agree)

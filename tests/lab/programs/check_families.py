@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from vllm_compat.lab.families import FAMILIES, FAMILY_NAMES, make_family
-from vllm_compat.lab.reference import compare, reference_hidden_states, reference_run
+from vllm_compat.trial.families import FAMILIES, FAMILY_NAMES, make_family
+from vllm_compat.trial.reference import compare, reference_hidden_states, reference_run
 
 LONG = [(7 * i + i * i) % 700 + 3 for i in range(70)]
 LAYERS = [0, 1, 2, 3]

@@ -15,8 +15,8 @@ from compressed_tensors.compressors.quantized_compressors import pack_quantized
 from compressed_tensors.quantization import QuantizationArgs
 from safetensors.torch import load_file
 
-from vllm_compat.lab.models import dequantise_int4, make_model, pack_int4, unpack_int4
-from vllm_compat.lab.reference import compare, reference_hidden_states
+from vllm_compat.trial.models import dequantise_int4, make_model, pack_int4, unpack_int4
+from vllm_compat.trial.reference import compare, reference_hidden_states
 
 PROMPTS = [[7], [1, 2, 3, 4, 5], list(range(40, 80))]
 

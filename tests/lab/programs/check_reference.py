@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from vllm_compat.errors import UsageError
-from vllm_compat.lab.models import MODEL_NAMES, make_model
-from vllm_compat.lab.reference import compare, reference_hidden_states, reference_run
+from vllm_compat.trial.models import MODEL_NAMES, make_model
+from vllm_compat.trial.reference import compare, reference_hidden_states, reference_run
 
 PROMPTS = [[7], [1, 2, 3, 4, 5], list(range(40, 80))]
 LAYERS = [0, 2, 3]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from vllm_compat.lab import byte_pairs, models
-from vllm_compat.offsets import WithOffsets
+from vllm_compat.adapters._offsets import WithOffsets
+from vllm_compat.trial import byte_pairs, models
 
 POOLS = (
     "abc de fg\n\t  12 345678",

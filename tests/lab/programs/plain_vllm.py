@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_compat.lab.reference import reference_run
+from vllm_compat.trial.reference import reference_run
 
 LENGTHS = (1, 13, 30, 70, 100)
 NEAR = 16

@@ -22,7 +22,8 @@ def note(event: str) -> None:
 
 def apply(*, fail: str = "", record: dict[str, object] | None = None) -> None:
     """Write down the call, and where, and publish a plan that nobody reads."""
-    from vllm_compat import doors, errors
+    from vllm_compat import errors
+    from vllm_compat.runtime import env
 
     note("apply")
     note(f"path0={sys.path[0]}")
@@ -32,6 +33,6 @@ def apply(*, fail: str = "", record: dict[str, object] | None = None) -> None:
         raise ZeroDivisionError("a bug")
     if fail == "interrupt":
         signal.raise_signal(signal.SIGINT)
-    doors.publish_plan("fake plan")
+    env.publish_plan("fake plan")
     if record is not None:
-        doors.write_record(record)
+        env.write_record(record)

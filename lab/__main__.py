@@ -1,0 +1,98 @@
+"""The maintainers' commands, from a checkout: ``python -m lab COMMAND``.
+
+Exit status: 0 done, 1 something is wrong, 2 usage error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+
+from vllm_compat.errors import UsageError, VllmCompatError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        options = parser_for(arguments).parse_args(arguments)
+        if not hasattr(options, "command"):
+            parser_for(arguments).print_help()
+            return 0
+        done: int = options.command(options)
+        return done
+    except UsageError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 2
+    except VllmCompatError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+
+
+def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser; only the chosen command's options are set up, and its modules imported."""
+    parser = argparse.ArgumentParser(
+        prog="python -m lab", description="Run stock speculators on real vLLM releases, from a checkout."
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog=parser.prog)
+    for name, (summary, set_up) in COMMANDS.items():
+        sentence = f"{summary[0].upper()}{summary[1:]}."
+        command = commands.add_parser(name, help=summary, description=sentence)
+        if name in arguments:
+            set_up(command)
+    return parser
+
+
+def _set_up_record(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "python -m lab record [--version V] (SOURCE ... | --published [V ...])"
+    parser.add_argument("source", nargs="*", help="a wheel, an sdist or a folder that holds vLLM")
+    parser.add_argument("--version", metavar="V", help="record the source as this version")
+    parser.add_argument(
+        "--published",
+        nargs="*",
+        metavar="V",
+        help="releases to take from the package index; all that have no record yet if none is named",
+    )
+    parser.set_defaults(command=_record)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from lab.record import record_published, record_release
+
+    if bool(options.source) == (options.published is not None):
+        raise UsageError("record needs either sources (a wheel, an sdist, a folder) or --published.")
+    lines: Iterable[dict[str, object]]
+    if options.published is not None:
+        lines = record_published(options.published or None)
+    else:
+        lines = (record_release(source, version=options.version) for source in options.source)
+    for line in lines:
+        print(json.dumps(line), flush=True)
+    return 0
+
+
+def _set_up_matrix(parser: argparse.ArgumentParser) -> None:
+    from lab.matrix import add_arguments, run_matrix
+
+    add_arguments(parser)
+    parser.set_defaults(command=run_matrix)
+
+
+def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
+    from lab.nightly import add_arguments, run_nightly
+
+    add_arguments(parser)
+    parser.set_defaults(command=run_nightly)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "record": ("record the surface of a vLLM release or nightly", _set_up_record),
+    "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
+    "nightly": ("judge and run a vLLM that is not released yet", _set_up_nightly),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""Faults put into real runs on purpose: each must be an error before the caller has the rows.
+
+Run inside an environment with vLLM and speculators (``python -m lab.faults MODEL --out
+FILE``). One generator is built; clean calls, some with the canary, must raise nothing; then each fault
+of `FAULTS` is put into the capture of the worker, or into the scheduler, for one call, and what stops it
+is noted. A call after each fault shows that nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+CLEAN_RUNS = 50
+CANARY_EVERY = 5
+"""Every so many clean runs have the canary as well, which costs eight calls."""
+
+STEP_TOKENS = 48
+"""Token budget of a step: the longest prompt is computed in chunks."""
+
+Fault = Callable[[Any], None]
+
+
+def _shift(capture: Any) -> None:
+    for layer_id, tensor in capture._captured.items():
+        capture._captured[layer_id] = tensor.roll(1, 0)
+
+
+def _swap(capture: Any) -> None:
+    """Swap two requests of one length, so that no count gives it away."""
+    spans = list(capture._spans)
+    for one in range(len(spans)):
+        for other in range(one + 1, len(spans)):
+            first, second = spans[one], spans[other]
+            if first.count == second.count and first.start == second.start == 0:
+                kind = type(first)
+                spans[one] = kind(second.request_id, second.start, second.count)
+                spans[other] = kind(first.request_id, first.start, first.count)
+                capture._spans = tuple(spans)
+                return
+
+
+def _zero_layer(capture: Any) -> None:
+    next(iter(capture._captured.values())).zero_()
+
+
+def _drop_last_layer(capture: Any) -> None:
+    capture._captured.pop(capture.unique_ids[-1])
+
+
+def _repeat_chunk(capture: Any) -> None:
+    """Give the later chunk of a prompt the rows of an earlier step."""
+    held = capture.__dict__.setdefault("_fault_rows", {})
+    if any(span.start for span in capture._spans):
+        for layer_id, tensor in capture._captured.items():
+            rows = min(len(tensor), len(held[layer_id]))
+            tensor[:rows] = held[layer_id][:rows]
+    else:
+        held.update({k: tensor.clone() for k, tensor in capture._captured.items()})
+
+
+def _cut_chunk(capture: Any) -> None:
+    total = sum(span.count for span in capture._spans)
+    for layer_id, tensor in capture._captured.items():
+        capture._captured[layer_id] = tensor[: total - 1]
+
+
+def _lose_chunk(capture: Any) -> None:
+    capture._spans = tuple(span for span in capture._spans if not span.start)
+
+
+def _nan_in_one_row(capture: Any) -> None:
+    next(iter(capture._captured.values()))[2, 3] = float("nan")
+
+
+def _other_dtype(capture: Any) -> None:
+    import torch
+
+    for layer_id, tensor in capture._captured.items():
+        other = torch.float16 if tensor.dtype != torch.float16 else torch.bfloat16
+        capture._captured[layer_id] = tensor.to(other)
+
+
+def _row_from_elsewhere(capture: Any) -> None:
+    for tensor in capture._captured.values():
+        tensor[0] = tensor[sum(span.count for span in capture._spans) - 1]
+
+
+FAULTS: dict[str, Fault] = {
+    "rows shifted by one": _shift,
+    "two requests swapped": _swap,
+    "a layer of zeros": _zero_layer,
+    "the last layer dropped": _drop_last_layer,
+    "a chunk repeated": _repeat_chunk,
+    "a chunk cut": _cut_chunk,
+    "a chunk lost": _lose_chunk,
+    "NaN in one row": _nan_in_one_row,
+    "another dtype": _other_dtype,
+    "one row from elsewhere": _row_from_elsewhere,
+}
+
+
+def inject(worker: Any, name: str | None) -> None:
+    """Put a fault into this worker's capture, or take it out (None); runs in the worker."""
+    capture = worker._vllm_compat_capture
+    capture.__dict__.pop("_end", None)
+    capture.__dict__.pop("_fault_rows", None)
+    if name is None or not capture.active:
+        return
+    end = capture._end
+
+    def faulty() -> None:
+        if capture._captured and capture._spans:
+            FAULTS[name](capture)
+        end()
+
+    capture._end = faulty
+
+
+def preempting(scheduler: Any) -> tuple[list[int], Callable[[], None]]:
+    """Let a scheduler preempt what runs, once, in mid-prompt.
+
+    Return a list that will hold how many requests that were, and the undoing.
+    """
+    schedule = scheduler.schedule
+    steps = [0]
+    preempted: list[int] = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        steps[0] += 1
+        if steps[0] == 2:
+            preempted.append(len(scheduler.running))
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+        return schedule(*args, **kwargs)
+
+    scheduler.schedule = interrupted
+    return preempted, lambda: scheduler.__dict__.pop("schedule")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run everything and write the record; return 0 if each fault was stopped and no clean run was."""
+    parser = argparse.ArgumentParser(prog="python -m lab.faults", description=__doc__)
+    parser.add_argument("model", help="folder of a tiny model")
+    parser.add_argument("--out", required=True, help="where the record goes")
+    parser.add_argument("--capture", default="auto")
+    parser.add_argument("--clean", type=int, default=CLEAN_RUNS, help="clean calls")
+    options = parser.parse_args(argv)
+
+    import vllm_compat
+
+    vllm_compat.apply(capture=options.capture, canary=True)
+    from speculators.data_generation.vllm_hidden_states_generator import (
+        VllmHiddenStatesGenerator,
+    )
+
+    generator = VllmHiddenStatesGenerator(
+        options.model, layer_ids=[0, 1, 3], max_model_len=256, tensor_parallel_size=1
+    )
+    generator.scheduler.max_num_scheduled_tokens = STEP_TOKENS
+    record: dict[str, Any] = {"kind": "faults", "model": Path(options.model).name, "faults": {}}
+    prompts = _prompts(0)
+    expected = generator.generate(prompts)
+    for run in range(options.clean):
+        if run % CANARY_EVERY:
+            generator.generate(_prompts(run))
+        else:
+            _call(generator, _prompts(run))
+    record["clean_runs"] = options.clean
+    for name in FAULTS:
+        generator.executor.collective_rpc(inject, args=(name,))
+        record["faults"][name] = _stopped(generator, prompts)
+        generator.executor.collective_rpc(inject, args=(None,))
+        _same(_call(generator, prompts), expected)
+    preempted, undo = preempting(generator.scheduler)
+    # Computed again from its start, a preempted request must come out right: nothing to stop.
+    _same(_call(generator, prompts), expected)
+    undo()
+    record["preempted_requests"] = sum(preempted)
+    generator.executor.shutdown()
+    missed = [name for name, words in record["faults"].items() if words is None]
+    if not record["preempted_requests"]:
+        missed.append("nothing was preempted")
+    record["outcome"] = "right" if not missed else "failed"
+    Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record, indent=1))
+    return 1 if missed else 0
+
+
+def _prompts(seed: int) -> list[list[int]]:
+    """Return prompts of equal lengths, of one token, and of several steps."""
+    return [
+        [32 + (seed * 7 + k * 13 + i * 17 + i * i * 3) % 400 for i in range(length)]
+        for k, length in enumerate((70, 9, 9, 1, 30, 9))
+    ]
+
+
+def _call(generator: Any, prompts: list[list[int]]) -> Any:
+    """Extract with the canary, which otherwise sings for a generator's first call only."""
+    generator.__dict__.pop("_vllm_compat_canary", None)
+    return generator.generate(prompts)
+
+
+def _stopped(generator: Any, prompts: list[list[int]]) -> str | None:
+    """Return the words with which a call was stopped; None if it was not."""
+    try:
+        _call(generator, prompts)
+    except Exception as error:
+        return " ".join(str(error).split())[:300]
+    return None
+
+
+def _same(found: Any, expected: Any) -> None:
+    """Check that a call after a fault gives what the first call gave."""
+    from vllm_compat.checks.canary import difference
+
+    for one, other in zip(found, expected, strict=True):
+        for layer, wanted in zip(one["hidden_states"], other["hidden_states"], strict=True):
+            worst = float(difference(layer, wanted).max())
+            if worst > 0.1:
+                raise SystemExit(f"A call after a fault differs by {worst}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Find what is installed: the downstream's contract, vLLM's surface, the environment."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from vllm_compat.analysis.contract import Contract
+from vllm_compat.analysis.downstream import read_contract
+from vllm_compat.analysis.environment import Environment, read_environment, read_features
+from vllm_compat.analysis.planner import roles_of
+from vllm_compat.analysis.surface import open_surface
+from vllm_compat.analysis.surface.model import Surface
+from vllm_compat.errors import IncompatibleError
+
+OLDEST = "0.11.0"
+"""The oldest vLLM served; speculators 0.3.0 was written for it."""
+
+
+def installed_pair(
+    downstream: str, *, capture: str = "auto", transfer: str = "auto", canary: bool = False
+) -> tuple[Contract, Surface, Environment]:
+    """Read contract, surface and environment of this interpreter, importing none of them.
+
+    Raises:
+        UsageError: vLLM or the downstream is not installed.
+        IncompatibleError: The downstream has no in-process generator, or vLLM is too old.
+    """
+    contract = read_contract(downstream)
+    surface = open_surface(None)
+    refuse_unserved(contract, surface)
+    environment = read_environment(
+        surface.version,
+        surface.distribution,
+        capture=capture,
+        transfer=transfer,
+        canary=canary,
+        features=read_features(Path(contract.root), _package_folder("transformers")),
+    )
+    return contract, surface, environment
+
+
+def _package_folder(name: str) -> Path | None:
+    """Return the folder of an installed top-level package without importing it."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def refuse_unserved(contract: Contract, surface: Surface) -> None:
+    """Raise where no plan can help: no in-process generator, or a vLLM that is too old."""
+    from packaging.version import InvalidVersion, Version
+
+    if not roles_of(contract).generator:
+        raise IncompatibleError(
+            f"{contract.name} {contract.version} has no in-process generator: it asks a vLLM server"
+            " for hidden states (`vllm serve` with the extract_hidden_states method) and needs no"
+            " vllm_compat. The in-process VllmHiddenStatesGenerator is in speculators 0.3.0, 0.4.0"
+            " and 0.4.0.1."
+        )
+    try:
+        version = Version(surface.version)
+    except InvalidVersion:
+        return
+    # A build from source without tags calls itself 0.1.dev1+g<commit> or 0.0.0: its surface decides.
+    untagged = version.release[:2] in ((0, 0), (0, 1))
+    if not untagged and version < Version(OLDEST):
+        raise IncompatibleError(
+            f"vLLM {surface.version} is older than {OLDEST}, the oldest release that"
+            f" {contract.name}'s generator can be adapted to: install vllm>={OLDEST}."
+        )

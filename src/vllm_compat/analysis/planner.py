@@ -1,0 +1,137 @@
+"""contract, surface, environment → the ordered adapters, each with its reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from vllm_compat.analysis.contract import CallSite, Contract
+from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.plan import Plan, Roles, Step
+from vllm_compat.analysis.surface.model import Surface
+from vllm_compat.errors import UsageError
+
+_GUARDED = frozenset({FindingKind.ARGUMENT_TYPE})
+_NOT_FATAL = frozenset({FindingKind.BEHAVIOUR}) | _GUARDED
+
+
+@dataclass(frozen=True)
+class Case:
+    """One (contract, surface, environment) with the findings between the first two."""
+
+    contract: Contract
+    surface: Surface
+    environment: Environment
+    findings: tuple[Finding, ...]
+    roles: Roles
+
+    def found(self, kind: FindingKind, symbol: str, name: str | None = None) -> tuple[Finding, ...]:
+        """Return the findings of that kind about that symbol (and parameter)."""
+        return tuple(
+            f
+            for f in self.findings
+            if f.kind is kind and f.symbol == symbol and (name is None or f.name == name)
+        )
+
+    def calls(self, symbol: str) -> tuple[CallSite, ...]:
+        """Return the downstream's calls of a vLLM symbol."""
+        return self.contract.calls(symbol)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Why an adapter is in a plan: one sentence, and the findings that it repairs.
+
+    ``targets`` are given where the place of the patch depends on the case.
+    """
+
+    reason: str
+    findings: tuple[Finding, ...] = field(default=())
+    targets: tuple[str, ...] = ()
+
+
+def roles_of(contract: Contract) -> Roles:
+    """Read the names that adapters patch out of the contract.
+
+    The generator is the class that makes a ``Scheduler``; the worker extension is the class that
+    it names in ``worker_extension_cls``.
+    """
+    generator = extension = ""
+    for site in contract.calls("vllm.v1.core.sched.scheduler.Scheduler"):
+        cls, _, _ = site.within.partition(".")
+        generator = f"{site.module}:{cls}"
+    for site in contract.calls("vllm.config.ParallelConfig"):
+        given = (site.keyword("worker_extension_cls") or "").strip("'\"")
+        module, _, cls = given.rpartition(".")
+        if module:
+            extension = f"{module}:{cls}"
+    return Roles(package=contract.package, generator=generator, extension=extension)
+
+
+class Candidate(Protocol):
+    """What the planner needs to know of an adapter (`vllm_compat.adapters.base.Adapter`)."""
+
+    name: ClassVar[str]
+    processes: ClassVar[frozenset[str]]
+
+    def need(self, case: Case) -> Need | None:
+        """Return why this case needs the adapter, or None."""
+
+
+def make_plan(
+    contract: Contract,
+    surface: Surface,
+    environment: Environment,
+    adapters: Sequence[Candidate],
+    *,
+    switched_off: Collection[str] = (),
+) -> Plan:
+    """Return the plan of one (contract, surface, environment) from these adapters, in their order.
+
+    ``switched_off`` names adapters that are left out although needed (ablation); what they would
+    repair does not count as unmet, since the caller wants to see the run fail.
+    """
+    known = {adapter.name for adapter in adapters}
+    for name in switched_off:
+        if name not in known:
+            raise UsageError(
+                f"There is no adapter {name!r}; `vllm-compat adapters` lists {', '.join(sorted(known))}."
+            )
+    findings = find_drifts(contract, surface)
+    case = Case(contract, surface, environment, findings, roles_of(contract))
+    steps = []
+    repaired: set[Finding] = set()
+    for adapter in adapters:
+        need = adapter.need(case)
+        if need is None:
+            continue
+        repaired.update(need.findings)
+        if adapter.name in switched_off:
+            continue
+        steps.append(
+            Step(
+                adapter.name,
+                need.reason,
+                tuple(sorted(adapter.processes)),
+                tuple(dict.fromkeys(s.where for f in need.findings for s in f.sites)),
+                need.targets,
+                need.findings,
+            )
+        )
+    open_findings = [f for f in findings if f not in repaired]
+    unmet = tuple(f for f in open_findings if f.fatal and f.kind not in _NOT_FATAL)
+    guarded = dict.fromkeys(f.symbol for f in open_findings if f.kind in _GUARDED)
+    return Plan(
+        downstream=contract.name,
+        downstream_version=contract.version,
+        vllm=surface.version,
+        roles=case.roles,
+        environment=environment,
+        steps=tuple(steps),
+        unmet=unmet,
+        guarded=tuple(guarded),
+        switched_off=tuple(sorted(switched_off)),
+        findings=findings,
+    )

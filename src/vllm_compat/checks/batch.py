@@ -1,0 +1,302 @@
+"""What must hold of one batch: each request's prompt, and every row of every result.
+
+These checks keep the book of each ``generate()`` call (:mod:`vllm_compat.runtime.context`) and look at
+every result before the caller gets it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.checks.canary import check_canary, has_router
+from vllm_compat.errors import GuardError
+from vllm_compat.runtime import context, heartbeat, run_record
+
+if TYPE_CHECKING:
+    from vllm_compat.runtime.patching import Wrapper
+
+
+_CANARY = "_vllm_compat_canary"
+
+
+def grammar_or_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuse a model output where a grammar output belongs: vLLM would take it as one."""
+    given = args[0] if args else kwargs.get("grammar_output")
+    if given is not None and type(given).__name__ != "GrammarOutput":
+        raise GuardError(
+            f"sample_tokens was called with a {type(given).__name__}, it takes a GrammarOutput or"
+            " None: the step before it has returned a finished output, which the downstream does"
+            " not expect of this vLLM."
+        )
+    return wrapped(*args, **kwargs)
+
+
+def while_building(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    path = kwargs.get("model_path", args[0] if args else "")
+    heartbeat.phase("building", model=str(path))
+    try:
+        with context.building(instance, str(path)):
+            result = wrapped(*args, **kwargs)
+    except Exception as error:
+        run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
+        raise
+    heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+    _shut_down_at_exit(instance)
+    return result
+
+
+def _shut_down_at_exit(generator: Any) -> None:
+    """End a generator's workers before the interpreter takes itself apart.
+
+    Otherwise the generator's ``__del__`` does it, among modules that are gone already, and prints
+    errors that say nothing of the run.
+    """
+    reference = weakref.ref(generator)
+
+    def shut_down() -> None:
+        executor = getattr(reference(), "executor", None)
+        if executor is not None and run_record.is_ours():
+            with suppress(Exception):
+                executor.shutdown()
+
+    atexit.register(shut_down)
+
+
+def book_request(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = context.current_call()
+    if call is not None and getattr(call.generator, "scheduler", None) is instance:
+        request = args[0] if args else kwargs["request"]
+        call.prompts.setdefault(request.request_id, list(request.prompt_token_ids))
+    return wrapped(*args, **kwargs)
+
+
+def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
+    """Return the wrapper that checks inputs and results of each ``generate()`` call.
+
+    With ``canary``, the first call of a generator is followed by that check before its results are
+    handed over.
+    """
+
+    def generate(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        workers = list(getattr(instance.executor, "workers", None) or ())
+
+        def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
+            with context.call_of(instance) as call:
+                try:
+                    results = wrapped(*args, **kwargs)
+                    prompts = list(call.prompts.values())
+                    check_requests(given, prompts)
+                    check_results(
+                        results,
+                        prompts,
+                        len(instance.layer_ids),
+                        kind=model_kind(instance),
+                        everything=everything,
+                    )
+                    return results, prompts
+                finally:
+                    call.over = True
+                    _abandon(instance.scheduler, call)
+
+        given = args[0] if args else kwargs.get("token_ids")
+        given = () if given is None else given
+        for index, prompt in enumerate(given):
+            if len(prompt) == 0:
+                raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
+        heartbeat.phase("extracting", call_since=time.monotonic())
+        try:
+            results, prompts = once(given, *args, **kwargs)
+            if canary and _CANARY not in instance.__dict__:
+
+                def again(batch: list[list[int]]) -> Any:
+                    if args:
+                        return once(batch, batch, *args[1:], **kwargs)[0]
+                    return once(batch, **{**kwargs, "token_ids": batch})[0]
+
+                seen = check_canary(again, prompts, results, routed=_has_router(instance))
+                instance.__dict__[_CANARY] = seen
+                run_record.note(str(seen))
+            run_record.add(results)
+            return results
+        except Exception as error:
+            run_record.fail(f"{_dead(workers)}{type(error).__name__}: {error}")
+            raise
+        finally:
+            heartbeat.note(call_since=None)
+
+    return generate
+
+
+def model_kind(generator: Any) -> tuple[int, str] | None:
+    """Return width and dtype of the model's rows, from the generator's vLLM configuration.
+
+    None where the downstream keeps none.
+    """
+    config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
+    if config is None:
+        return None
+    return int(config.get_hidden_size()), str(config.dtype).removeprefix("torch.")
+
+
+def _has_router(generator: Any) -> bool:
+    config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
+    return config is None or has_router(config.hf_text_config)
+
+
+def _dead(workers: Sequence[Any]) -> str:
+    """Return which worker processes have ended, in words; nothing where all are alive."""
+    ended = []
+    for rank, worker in enumerate(workers):
+        apply = getattr(worker, "proc", None)
+        code = getattr(apply, "exitcode", None)
+        if apply is not None and code is not None:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+            ended.append(f"the worker of rank {rank} (pid {apply.pid}) {how}")
+    return f"{', '.join(ended)}; " if ended else ""
+
+
+def _abandon(scheduler: Any, call: context.Call) -> None:
+    """Take out of the scheduler what a call has left there, whole or failed."""
+    from vllm.v1.request import RequestStatus
+
+    scheduler.finish_requests(list(call.prompts), RequestStatus.FINISHED_ABORTED)
+
+
+def check_requests(given: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
+    """Check that each prompt that was given, possibly cut at its end, became one request, in order.
+
+    Raises:
+        GuardError: Names the first prompt that did not.
+    """
+    if len(given) != len(prompts):
+        raise GuardError(f"{len(given)} prompts became {len(prompts)} requests.")
+    for index, (wanted, prompt) in enumerate(zip(given, prompts, strict=True)):
+        if _ids(wanted)[: len(prompt)] != list(prompt):
+            raise GuardError(f"The request for prompt {index} holds other tokens than the prompt.")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the guards need to know of one tensor: its shape, its dtype, its bad rows.
+
+    ``not_finite`` and ``zero`` are ``(number of such rows, the first of them)`` among those that
+    were looked at, or None.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    not_finite: tuple[int, int] | None = None
+    zero: tuple[int, int] | None = None
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """What all layers of a batch have in common: width and dtype."""
+        return self.shape[-1], self.dtype
+
+
+def check_results(
+    results: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Sequence[int]],
+    layers: int,
+    *,
+    kind: tuple[int, str] | None = None,
+    everything: bool = True,
+) -> None:
+    """Check one batch: order, rows, layers, shape, dtype, finite, not all zero.
+
+    ``prompts`` are the token ids in the order of the inputs, ``kind`` the model's width and dtype. With
+    ``everything`` off, the values of only the first and last row of each tensor are looked at here: the
+    worker has looked at all of them, on the device.
+
+    Raises:
+        GuardError: Names the sample, the layer and what is wrong with it.
+    """
+    handover = sys.modules.get("vllm_compat.capture.handover")
+    if len(results) != len(prompts):
+        raise GuardError(f"{len(prompts)} prompts gave {len(results)} results.")
+    expected = kind
+    if kind and results and str(results[0]["hidden_states"][0].dtype) == "torch.float32":
+        expected = kind[0], "float32"  # some models keep a more exact residual stream than their dtype
+    for sample, (result, prompt) in enumerate(zip(results, prompts, strict=True)):
+        check_tokens(sample, result["input_ids"], prompt)
+        if handover and any(isinstance(t, handover.Handed) for t in result["hidden_states"]):
+            raise GuardError(
+                f"Sample {sample} is no plain tensor: this downstream no longer copies what it returns;"
+                " use transfer='rpc'."
+            )
+        rows = [look_at(tensor, everything) for tensor in result["hidden_states"]]
+        expected = check_layers(sample, rows, len(prompt), layers, expected)
+
+
+def check_tokens(sample: int, found: Any, prompt: Sequence[int]) -> None:
+    """Check that a result belongs to its prompt, by the token ids (a list or a tensor)."""
+    ids = _ids(found)
+    if ids != list(prompt):
+        raise GuardError(
+            f"Result {sample} belongs to another prompt: its {len(ids)} token ids are not the"
+            f" {len(prompt)} of prompt {sample}."
+        )
+
+
+def _ids(tokens: Any) -> list[int]:
+    return tokens.tolist() if hasattr(tokens, "tolist") else list(tokens)
+
+
+def check_layers(
+    sample: int,
+    found: Sequence[Rows],
+    tokens: int,
+    layers: int,
+    expected: tuple[int, str] | None = None,
+) -> tuple[int, str] | None:
+    """Check the layers of one sample of ``tokens`` tokens.
+
+    ``expected`` is the width and dtype of the batch, where an earlier sample has told them; they
+    are returned.
+    """
+    if len(found) != layers:
+        raise GuardError(f"Sample {sample} has {len(found)} layers, {layers} were asked for.")
+    for layer, rows in enumerate(found):
+        where = f"Sample {sample}, layer number {layer}"
+        if len(rows.shape) != 2 or rows.shape[0] != tokens:
+            raise GuardError(
+                f"{where}: shape {list(rows.shape)} for {tokens} tokens, one row a token is needed."
+            )
+        expected = expected or rows.kind
+        if rows.kind != expected:
+            raise GuardError(
+                f"{where}: width and dtype {rows.kind}, the model and other layers have {expected}."
+            )
+        for bad, what in ((rows.not_finite, "not finite"), (rows.zero, "all zero")):
+            if bad:
+                raise GuardError(
+                    f"{where}: {bad[0]} of {tokens} rows are {what}, the first is row {bad[1]}."
+                )
+    return expected
+
+
+def look_at(tensor: Any, everything: bool = True) -> Rows:
+    """Look at every row of a tensor ``[rows, width]``, or only at its first and its last.
+
+    Of a tensor of another shape only the shape and the dtype are told.
+    """
+    import torch
+
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    if tensor.dim() != 2 or not tensor.numel():
+        return Rows(shape, dtype)
+    step = 1 if everything else max(len(tensor) - 1, 1)
+    low, high = torch.aminmax(tensor[::step], dim=1)
+    finite = torch.isfinite(low) & torch.isfinite(high)
+    return Rows(shape, dtype, _some(~finite, step), _some((low == 0) & (high == 0), step))
+
+
+def _some(rows: Any, step: int) -> tuple[int, int] | None:
+    return (int(rows.sum()), int(rows.nonzero()[0]) * step) if bool(rows.any()) else None

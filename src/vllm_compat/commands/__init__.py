@@ -1,0 +1,1 @@
+"""The commands of `vllm-compat`, one module or folder each."""

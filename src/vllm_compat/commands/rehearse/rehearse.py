@@ -1,0 +1,399 @@
+"""Rehearse a run on a model of the same kind that is small enough to be made on the spot.
+
+The model's own configuration is shrunk (:func:`shrink`): architecture, attention kind, head sizes, rope,
+quantisation scheme, nesting and tokenizer stay; layers, experts and widths become few and small. The
+weights are drawn at random. Then stock's generator runs through the shim with the user's options, in
+the real processes on the real device (:mod:`vllm_compat.commands.rehearse.program`, under the
+launcher), and every
+row is compared with transformers in float32. What would fail after twenty minutes of loading fails here
+after one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_compat.analysis.layer_ids import auto_selected, config_path, number_of_layers, read_config
+from vllm_compat.commands.run_options import RunTerms
+from vllm_compat.errors import UsageError
+
+LAYERS = 4
+"""Layers of a small model, if not more are asked for."""
+
+HIDDEN, INNER, EXPERT_INNER = 256, 512, 128
+LIMIT_SECONDS = 900.0
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+_LARGEST_FILE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small model's configuration, and how it differs from the model's own.
+
+    ``layer_ids`` are the user's, mapped: ids within the model to ids within the small one, ids outside
+    to ids outside. ``changes`` are the fields that were changed, each as ``field: before → after``.
+    """
+
+    config: Mapping[str, Any]
+    layer_ids: tuple[int, ...]
+    mapped: tuple[tuple[int, int], ...]
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RunTerms):
+    """What the run will be given, in stock's own terms."""
+
+    without: tuple[str, ...] = ()
+    capture: str = "auto"
+    dequantised: bool = False
+    keep: Path | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a rehearsal ended: ``right``, ``wrong`` or ``unknown`` (nothing to compare with)."""
+
+    outcome: str
+    words: tuple[str, ...]
+    seconds: float
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_status(self) -> int:
+        """0 only where the data came out right."""
+        return {"right": 0, "unknown": 3}.get(self.outcome, 1)
+
+
+def map_layer_ids(ids: Sequence[int], count: int, small: int) -> tuple[int, ...]:
+    """Return ids of a model of ``count`` layers as ids of one with ``small`` layers.
+
+    Order and distinctness are kept, the last layer stays the last, and an id that does not exist
+    becomes one that does not exist either.
+    """
+    inside = sorted({k for k in ids if 0 <= k < count})
+    places: dict[int, int] = {}
+    for rank, k in enumerate(inside):
+        wanted = round(k / max(count - 1, 1) * (small - 1))
+        least = rank if rank == 0 else places[inside[rank - 1]] + 1
+        most = small - (len(inside) - rank)
+        places[k] = min(max(wanted, least), most)
+    return tuple(places.get(k, k if k < 0 else small + (k - count)) for k in ids)
+
+
+def shrink(
+    config: Mapping[str, Any],
+    layer_ids: Sequence[int] | None,
+    *,
+    ranks: int = 1,
+    vocabulary: int | None = None,
+    model: str = "the model",
+) -> Small:
+    """Return a small configuration of the same kind.
+
+    Args:
+        config: The model's own.
+        layer_ids: The user's; stock's own choice if None.
+        ranks: The tensor parallel size; heads and experts are divided by it.
+        vocabulary: The number of tokens, where it may be changed.
+        model: What messages call the model.
+
+    Raises:
+        UsageError: The configuration does not tell what is needed.
+    """
+    count = number_of_layers(config, model)
+    ids = tuple(layer_ids) if layer_ids is not None else auto_selected(count)
+    layers = max(LAYERS, len({k for k in ids if 0 <= k < count}))
+    layers = min(layers, count)
+    nested = isinstance(config.get("text_config"), dict)
+    text = dict(config["text_config"] if nested else config)
+    small = _shrink_text(text, layers=layers, ranks=ranks, vocabulary=vocabulary)
+    changes = [f"{k}: {text.get(k)} → {v}" for k, v in small.items() if text.get(k) != v and _plain(v)]
+    whole = dict(small)
+    if nested:
+        whole = {**config, "text_config": small}
+        if isinstance(config.get("vision_config"), dict):
+            whole["vision_config"] = _shrink_vision(config["vision_config"], small, ranks)
+    mapped = map_layer_ids(ids, count, layers)
+    return Small(whole, mapped, tuple(zip(ids, mapped, strict=True)), tuple(changes))
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _shrink_text(
+    text: Mapping[str, Any], *, layers: int, ranks: int, vocabulary: int | None
+) -> dict[str, Any]:
+    count = number_of_layers(text)
+    small = dict(text)
+    key = next(k for k in ("num_hidden_layers", "n_layer", "n_layers") if text.get(k))
+    small[key] = layers
+    for name, value in text.items():
+        if isinstance(value, list) and len(value) == count:
+            small[name] = value[:layers]  # one entry a layer: kinds of attention, windows
+    heads = int(text.get("num_attention_heads", 0))
+    if text.get("kv_lora_rank"):
+        # Multi-head latent attention: the ranks and head sizes that kernels are written for stay.
+        small["num_attention_heads"] = small["num_key_value_heads"] = _multiple(4, ranks)
+        if text.get("q_lora_rank"):
+            small["q_lora_rank"] = min(128, int(text["q_lora_rank"]))
+        small["hidden_size"] = HIDDEN
+    elif heads:
+        kv_heads = int(text.get("num_key_value_heads") or heads)
+        fewer = ranks if ranks > 1 else min(2, kv_heads)
+        small["num_key_value_heads"] = fewer
+        small["num_attention_heads"] = fewer * min(4, max(1, heads // kv_heads))
+        if text.get("head_dim"):
+            small["hidden_size"] = HIDDEN
+        else:  # the head size is the quotient, and has to stay
+            each = int(text["hidden_size"]) // heads
+            small["hidden_size"] = each * int(small["num_attention_heads"])
+    group = int(text.get("n_group") or 1)
+    for name in _EXPERTS:
+        if text.get(name):
+            small[name] = max(_multiple(8, ranks), 2 * group)
+            for chosen in ("num_experts_per_tok", "experts_per_token"):
+                if text.get(chosen):
+                    small[chosen] = min(int(text[chosen]), 2 * int(text.get("topk_group") or 1), 4)
+    if text.get("moe_intermediate_size"):
+        small["moe_intermediate_size"] = EXPERT_INNER * ranks
+    routed = any(text.get(name) for name in _EXPERTS)
+    if text.get("intermediate_size"):
+        only_experts = routed and not text.get("moe_intermediate_size")
+        small["intermediate_size"] = (EXPERT_INNER if only_experts else INNER) * ranks
+    if text.get("first_k_dense_replace"):
+        small["first_k_dense_replace"] = 1
+    if text.get("num_nextn_predict_layers"):
+        small["num_nextn_predict_layers"] = 0
+    if vocabulary is not None:
+        small["vocab_size"] = vocabulary
+    return small
+
+
+def _shrink_vision(vision: Mapping[str, Any], text: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return a small vision configuration; in a run for hidden states no image comes."""
+    small = dict(vision)
+    heads = _multiple(4, ranks)
+    sizes = {
+        "num_hidden_layers": 2, "hidden_size": 32 * heads, "intermediate_size": 64 * heads,
+        "num_attention_heads": heads, "mm_hidden_size": 32 * heads,
+    }  # fmt: skip
+    for name, value in sizes.items():
+        for spelling in (name, f"vt_{name}"):
+            if spelling in vision:
+                small[spelling] = value
+    for axis in ("height", "width"):
+        for spelling in (f"init_pos_emb_{axis}", f"pos_emb_{axis}"):
+            if spelling in vision:
+                small[spelling] = 8
+    if "text_hidden_size" in vision:
+        small["text_hidden_size"] = text["hidden_size"]
+    if "depth" in vision:
+        small["depth"] = 2
+    return small
+
+
+def _multiple(least: int, of: int) -> int:
+    """Return the smallest multiple of ``of`` that is at least ``least``."""
+    return -(-least // of) * of
+
+
+def own_files(model: str) -> list[Path]:
+    """Return the files beside a model's configuration that a small model needs too: not the weights."""
+    folder = config_path(model).parent
+    found = []
+    left = ("config.json", "quantization_config.json")
+    for path in sorted(folder.iterdir()):
+        weights = path.name.endswith(_WEIGHTS) or path.name in left
+        if path.is_file() and not weights and path.stat().st_size <= _LARGEST_FILE:
+            found.append(path)
+    return found
+
+
+def has_tokenizer(files: Sequence[Path]) -> bool:
+    """Whether a tokenizer's own data are among the files, not only its configuration."""
+    names = {path.name for path in files}
+    data = {"tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "spiece.model"}
+    return bool(names & data)
+
+
+def rehearse(options: Options, *, log: Path | None = None) -> Report:
+    """Rehearse a run and return how it ended.
+
+    Raises:
+        UsageError: The model has no configuration that can be read.
+    """
+    begin = time.perf_counter()
+    config = read_config(options.model)
+    files = own_files(options.model)
+    own_tokenizer = has_tokenizer(files)
+    small = shrink(
+        config,
+        options.layer_ids,
+        ranks=options.devices,
+        vocabulary=None if own_tokenizer else _lab_vocabulary(),
+        model=options.model,
+    )
+    with tempfile.TemporaryDirectory(prefix="vllm-compat-rehearsal-") as temporary:
+        work = options.keep or Path(temporary)
+        folder = work / "model"
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in files:
+            shutil.copyfile(path, folder / path.name)
+        (folder / "config.json").write_text(json.dumps(small.config, indent=1))
+        out, record, output = work / "rehearsal.json", work / "run.json", log or work / "output.txt"
+        request = {
+            "model": str(folder),
+            "reference": str(work / "reference"),
+            "layer_ids": list(small.layer_ids),
+            "devices": options.devices,
+            "max_model_len": options.max_model_len,
+            "batch_size": options.batch_size,
+            "gpu_memory_utilization": options.gpu_memory_utilization,
+            "own_tokenizer": own_tokenizer,
+            "dequantised": options.dequantised,
+        }
+        (work / "request.json").write_text(json.dumps(request))
+        command = [sys.executable, "-m", "vllm_compat", "run", "--record", str(record)]
+        command += ["--log", str(output), "--capture", options.capture]
+        for adapter in options.without:
+            command += ["--without", adapter]
+        command += ["-m", "vllm_compat.commands.rehearse.program", str(work / "request.json"), str(out)]
+        environ = {**os.environ, "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
+        try:
+            done = subprocess.run(
+                command, env=environ, stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS
+            )
+            verdict = _last_line(done.stderr)
+        except subprocess.TimeoutExpired:
+            verdict = f"the rehearsal had not ended after {LIMIT_SECONDS:.0f} s"
+        found = _read(out)
+        tail = _tail(output) if not found or found.get("outcome") == "failed" else []
+        found["run"] = _read(record)
+    return _report(options, small, found, verdict, tail, own_tokenizer, time.perf_counter() - begin)
+
+
+def _report(
+    options: Options,
+    small: Small,
+    found: dict[str, Any],
+    verdict: str,
+    tail: Sequence[str],
+    own_tokenizer: bool,
+    seconds: float,
+) -> Report:
+    name = (small.config.get("architectures") or ["?"])[0]
+    words = [f"{name}, shrunk: {', '.join(small.changes)}."]
+    if small.mapped:
+        pairs = ", ".join(f"{mine} → {its}" for mine, its in small.mapped)
+        words.append(f"Layer ids of the model → of the small one: {pairs}.")
+    if not own_tokenizer:
+        words.append(
+            "There are no tokenizer data beside the configuration, so a small tokenizer of the same kind"
+            " stood in, with a small vocabulary."
+        )
+    words += found.get("notes", [])
+    outcome = {"right": "right", "not compared": "unknown"}.get(str(found.get("outcome")), "wrong")
+    if outcome == "wrong":
+        words += [f"The run fails: {found['error']}" if found.get("error") else "The run fails."]
+        if "First cause: rank" in verdict or not found.get("error"):
+            # A worker's own error, or all that is known; what follows names files that are gone.
+            words.append(verdict.partition(" Plan ")[0])
+        scheme = _scheme(small.config)
+        if scheme and not options.dequantised and not found.get("in_force"):
+            words.append(
+                f"If this build has no kernels for {scheme}, --dequantised rehearses all the rest."
+            )
+        if not found.get("error"):
+            words += tail
+        bad = [pair for pair in small.mapped if pair[0] != pair[1] and pair[1] >= _layers_of(small)]
+        words += [f"(Layer id {its} is {mine} of the model.)" for mine, its in bad]
+    if found.get("in_force"):
+        force = found["in_force"]
+        # A vision tower names its backend by the enumeration's own name.
+        attention = [name for name in force["attention"] if name != "AttentionBackendEnum"]
+        words.append(
+            f"In force: attention {', '.join(attention) or 'unknown'};"
+            f" {', '.join(force['quant_methods'])}; runner {force['runner'].rpartition('.')[2]};"
+            f" capture {force['capture']}."
+        )
+    if found.get("compared"):
+        words.append(found["compared"])
+    return Report(outcome, tuple(words), seconds, found)
+
+
+def _scheme(config: Mapping[str, Any]) -> str:
+    """Return the name of a configuration's quantisation scheme; nothing where it has none."""
+    for part in (config, config.get("text_config") or {}):
+        if part.get("quantization_config"):
+            return str(part["quantization_config"].get("quant_method"))
+    return ""
+
+
+def _layers_of(small: Small) -> int:
+    return number_of_layers(small.config)
+
+
+def _lab_vocabulary() -> int:
+    from vllm_compat.trial.models import VOCABULARY
+
+    return VOCABULARY
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].removeprefix("vllm-compat: ") if lines else "it ended in silence"
+
+
+def _tail(path: Path, lines: int = 8) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
+
+
+def render(report: Report, form: str = "text") -> str:
+    """Return the report as ``text`` for people or ``json`` for programs."""
+    if form == "json":
+        return json.dumps(
+            {
+                "schema_version": 1,
+                "kind": "rehearsal",
+                "outcome": report.outcome,
+                "words": list(report.words),
+                "seconds": round(report.seconds, 1),
+                "record": dict(report.record),
+                "exit_status": report.exit_status,
+            },
+            indent=1,
+        )
+    said = {
+        "right": "The rehearsal came out right",
+        "wrong": "THE REHEARSAL FAILED",
+        "unknown": "The rehearsal ran, but nothing says that its data are right",
+    }
+    return "\n".join([*report.words, f"{said[report.outcome]}, after {report.seconds:.0f} s."])
+
+
+__all__ = ["Options", "Report", "Small", "UsageError", "map_layer_ids", "rehearse", "render", "shrink"]

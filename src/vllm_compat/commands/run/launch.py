@@ -1,0 +1,760 @@
+"""Run an unmodified program under vllm_compat, in a child process watched until its end.
+
+The child is the same interpreter with the program's own arguments; the only differences are the
+bootstrap in front of `PYTHONPATH` and the variables of `vllm_compat.runtime.env`. It inherits standard
+input, output and error and every other open descriptor, the working directory, the terminal and
+the process group, so that a shell's job control, pipes, `nohup` and `timeout` treat launcher and
+program as one.
+
+What is left to do for the launcher:
+
+*Signals.* A signal sent to the launcher alone (`kill PID`, a container's stop) is handed on. One
+that goes to the whole process group (Ctrl-C in a terminal, `kill %1`, `timeout`, a batch system)
+has reached the program already and must not arrive there twice, or it would interrupt the
+program's own clean-up. The two look the same to the launcher, so it keeps a witness: a small
+process in the same group that reports which signals it gets. When Ctrl-Z stops the program, the
+launcher stops after it, so that the shell takes the terminal back when nobody else reads from it.
+
+*Death.* If the launcher dies without a chance to act, the system sends SIGTERM to the program
+(Linux: PR_SET_PDEATHSIG).
+
+*Leftovers.* The launcher adopts orphaned descendants of the program (Linux:
+PR_SET_CHILD_SUBREAPER). Those that stay in its session after the program has ended, such as
+workers that hold GPU memory, get some time to leave, then SIGTERM, then SIGKILL, and are named.
+Daemons with a session of their own are left alone.
+
+*Progress.* The processes of the run say what they are doing (`vllm_compat.runtime.heartbeat`); the
+launcher shows it and keeps it as JSON (`vllm_compat.commands.run.watch`).
+
+*Samples.* Before the program starts, torn and missing files in its output folder are found, so that
+the run makes them again (`vllm_compat.features.resume_samples`).
+
+*Verdict.* The last line on standard error says how the run ended, and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
+
+from vllm_compat.commands.run.watch import Watch, first_error, is_terminal, read_processes
+from vllm_compat.errors import UsageError
+from vllm_compat.features import resume_samples
+from vllm_compat.runtime import env
+
+HANDED_ON = frozenset(
+    {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+)
+"""The signals that the launcher hands on to the program."""
+
+_HELD_BACK = HANDED_ON | {signal.SIGTSTP}
+_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+USAGE_STATUS = 2
+"""Exit status where nothing was started, as Python's own for a script that is not there."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+
+_REPORT_SECONDS = 0.25  # how long the witness may take to report a signal, on a busy machine
+_POLL_SECONDS = 0.1
+_LOOK_SECONDS = 0.5  # between two looks at what the processes say
+
+_WITNESS = """\
+import os, signal, sys, time
+def report(number, frame):
+    os.write(1, b"%3d %27f\\n" % (number, time.monotonic()))  # 32 bytes
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, report)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.read(0, 1)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """How `run` treats the program.
+
+    Attributes:
+        grace_seconds: How long processes that outlive the program may take to end by themselves.
+        kill_seconds: How long they then have between SIGTERM and SIGKILL.
+        record: Where the program's process leaves its record; a temporary file if None.
+        log: Where the program's output goes, as it is; to where the launcher's goes if None.
+        status_file: Where the state of the run is kept as JSON, if anywhere.
+        every: Seconds between two plain lines on the state of the run.
+        leave_folder: Whether the program's output folder is left as it is before the run.
+        apply: Keyword arguments for `vllm_compat.apply()`; must be fit for JSON.
+    """
+
+    grace_seconds: float = 10.0
+    kill_seconds: float = 5.0
+    record: Path | None = None
+    log: Path | None = None
+    status_file: Path | None = None
+    every: float = 30.0
+    leave_folder: bool = False
+    apply: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a launched program ended.
+
+    Attributes:
+        returncode: Its exit status; -N where signal N ended it.
+        seconds: From start to end.
+        record: What its process wrote for us; None where the bootstrap never ran in it.
+        leftovers: The processes that outlived it and were ended, each as `PID (command)`.
+        cause: The first error that a process met, with the name of the process.
+        of_worker: Whether that was a worker.
+        kept: Where the record and the log are, for people.
+        resume: The command that goes on where this run has ended, if there is one.
+    """
+
+    returncode: int
+    seconds: float
+    record: Mapping[str, object] | None
+    leftovers: tuple[str, ...] = ()
+    cause: str = ""
+    of_worker: bool = False
+    kept: str = ""
+    resume: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether the program has ended well, and with vllm_compat in force."""
+        return self.returncode == 0 and self.record is not None and not self.record.get("failed")
+
+
+def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = None) -> int:
+    """Run SCRIPT [ARGS…], or MODULE [ARGS…] as `python -m` would, and return its exit status.
+
+    Meant to be the last thing that a single-threaded process does: signals are held back and
+    children are reaped while it runs. Where a signal ended the program, the same signal ends
+    the calling process, so that a shell sees 128 + N; `run` then doesn't return. What is wrong
+    with the call itself is said on standard error and returned as status 2, before anything is
+    started.
+
+    Args:
+        argv: The script's path or the module's name, and the arguments of the program.
+        module: Whether `argv[0]` names a module.
+        options: What else was asked for.
+    """
+    options = options or LaunchOptions()
+    try:
+        command = _command(argv, module=module)
+        folder = None if options.leave_folder else output_folder(argv[1:])
+        with (
+            _record_file(options.record) as record,
+            tempfile.TemporaryDirectory(prefix="vllm-compat-status-") as status,
+            _log_file(options.log) as log,
+            _own_folder(folder),
+        ):
+            environ = _environment(options, record)
+            environ[env.VLLM_COMPAT_STATUS] = status
+            if folder is not None and (found := resume_samples.prepare(folder, start=_start(argv[1:]))):
+                if str(found):
+                    _say(str(found))
+                if found.kept:
+                    environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
+            watch = _watch(options, Path(status), argv)
+            outcome = _supervise(command, environ, record, options, watch=watch, log=log)
+            outcome = replace(
+                outcome, kept=_kept(options), resume=_resume(folder) if not outcome.right else ""
+            )
+            if folder is not None and outcome.right:
+                resume_samples.put_back(folder)
+            said = verdict(outcome)
+            watch.end(_state(outcome), said, _exit_status(outcome))
+    except UsageError as error:
+        _say(str(error))
+        return USAGE_STATUS
+    _say(said)
+    if outcome.returncode < 0:
+        _end_by_signal(-outcome.returncode)
+    return _exit_status(outcome)
+
+
+def verdict(outcome: Outcome) -> str:
+    """Return the sentences that say how the run ended; they can be read in one way only."""
+    record = outcome.record
+    after = f"after {outcome.seconds:.1f} s"
+    if outcome.returncode < 0:
+        number = -outcome.returncode
+        ended = f"run killed by {_signal_name(number)} (exit status {128 + number}) {after}."
+        if number == signal.SIGKILL:
+            ended += " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
+    elif record is not None and not record.get("started", True):
+        ended = f"run refused before the program started, exit status {outcome.returncode}."
+    elif record is None:
+        ended = (
+            f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
+            "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
+            "something keeps Python from importing the sitecustomize in "
+            f"{env.bootstrap_directory()}."
+        )
+    elif outcome.returncode == 0 and record.get("failed"):
+        ended = (
+            f"run failed {after}: the program ended with exit status 0, as if all were well, but it"
+            " has lost data (exit status 1)."
+        )
+    elif outcome.returncode == 0:
+        ended = f"run finished, exit status 0, {after}."
+    else:
+        ended = f"run failed with exit status {outcome.returncode} {after}."
+    parts = [ended, *_why(outcome)]
+    if record is not None and record.get("plan"):
+        count = len(record.get("adapters") or ())  # type: ignore[arg-type]
+        parts.append(
+            f"Plan {record['plan']}: {record.get('downstream')} on vLLM {record.get('vllm')},"
+            f" {count} adapter{'' if count == 1 else 's'}."
+        )
+    if outcome.kept:
+        parts.append(outcome.kept)
+    if outcome.leftovers:
+        count = len(outcome.leftovers)
+        processes = "1 process" if count == 1 else f"{count} processes"
+        parts.append(f"Ended {processes} that outlived the program: {', '.join(outcome.leftovers)}.")
+    if outcome.resume:
+        parts.append(outcome.resume)
+    return " ".join(parts)
+
+
+def _why(outcome: Outcome) -> list[str]:
+    """Return what was extracted, and where it went wrong what went wrong first."""
+    record = outcome.record or {}
+    summary = str(record.get("summary") or "")
+    if outcome.right or not outcome.cause:
+        return [summary] if summary else []
+    failure = str(record.get("failure") or "")
+    if failure and not outcome.of_worker:
+        return [summary]  # the same error, where it came up first
+    parts = [f"First cause: {outcome.cause}."]
+    if failure:
+        parts.append(f"The program then saw: {failure.rstrip('.')}.")
+    if record.get("extracted"):
+        parts.append(f"Before it: {record['extracted']}.")
+    return parts
+
+
+def _exit_status(outcome: Outcome) -> int:
+    """Return the status that the launcher ends with, as a shell would see it."""
+    if outcome.returncode < 0:
+        return 128 - outcome.returncode
+    return outcome.returncode or (0 if outcome.right else 1)
+
+
+def _state(outcome: Outcome) -> str:
+    if outcome.returncode < 0:
+        return "killed"
+    if outcome.record is not None and not outcome.record.get("started", True):
+        return "refused"
+    return "finished" if outcome.right else "failed"
+
+
+def output_folder(arguments: Sequence[str]) -> Path | None:
+    """Return the folder that stock's offline script is told to write to (``--output-dir``)."""
+    given = _argument(arguments, "--output-dir")
+    return Path(given) if given else None
+
+
+def _start(arguments: Sequence[str]) -> int:
+    """Return the number of the first sample, as stock's offline script is told (``--start-idx``)."""
+    given = _argument(arguments, "--start-idx") or "0"
+    return int(given) if given.isdigit() else 0
+
+
+def _argument(arguments: Sequence[str], name: str) -> str | None:
+    for place, word in enumerate(arguments):
+        if word == name and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _resume(folder: Path | None) -> str:
+    """Return the sentence that says how to go on; nothing where no folder is known."""
+    if folder is None:
+        return ""
+    return (
+        "What is saved is whole. To do the rest, and no more, run the same again:"
+        f" {shlex.join(sys.orig_argv)}"
+    )
+
+
+def _kept(options: LaunchOptions) -> str:
+    """Return the sentence that says where the record and the log are."""
+    parts = []
+    if options.record is not None:
+        parts.append(f"the record is in {options.record}")
+    if options.log is not None:
+        parts.append(f"the program's output is in {options.log}")
+    text = " and ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _watch(options: LaunchOptions, folder: Path, argv: Sequence[str]) -> Watch:
+    """Return what looks at the run.
+
+    Raises:
+        UsageError: the status file cannot be written.
+    """
+    if options.status_file is not None:
+        try:
+            options.status_file.touch()
+        except OSError as error:
+            raise UsageError(
+                f"The status file cannot be written to {options.status_file}: {error.strerror}."
+            ) from None
+    return Watch(
+        folder,
+        status_file=options.status_file,
+        stream=sys.stderr,
+        in_place=options.log is not None and is_terminal(sys.stderr),
+        every=options.every,
+        command=argv,
+    )
+
+
+@contextmanager
+def _log_file(wanted: Path | None) -> Iterator[int | None]:
+    """Give the descriptor of the log, opened to append, or None.
+
+    Raises:
+        UsageError: it can't be written.
+    """
+    if wanted is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(wanted, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise UsageError(f"The log cannot be written to {wanted}: {error.strerror}.") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _own_folder(folder: Path | None) -> Iterator[None]:
+    """Keep a second run out of an output folder; the lock ends with this process.
+
+    Raises:
+        UsageError: another run writes into the folder.
+    """
+    if folder is None or not folder.is_dir():
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"Another `vllm-compat run` writes into {folder}: wait for it, or name another folder."
+            ) from None
+        except OSError:
+            pass  # a file system that has no locks
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _command(argv: Sequence[str], *, module: bool) -> list[str]:
+    """Return the command line of the child.
+
+    Raises:
+        UsageError: there is nothing to run, or this interpreter would not run the bootstrap.
+    """
+    if not argv or not argv[0]:
+        raise UsageError(f"No {'module' if module else 'script'} was given to run.")
+    program = argv[0]
+    if not module and program != "-":
+        if program.startswith("-"):
+            raise UsageError(f"{program} is an option, not a script: name a script, or -m and a module.")
+        if not os.path.exists(program):
+            raise UsageError(
+                f"The script {program} does not exist (looked in {os.getcwd()}); nothing was started."
+            )
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise UsageError(
+            "Python's options -I, -E and -S keep vllm_compat out of the program's processes: "
+            "start the launcher without them."
+        )
+    if not sys.executable:
+        raise UsageError("This interpreter does not know its own path, so it can start no child.")
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    if getattr(sys.__stdout__, "write_through", False):
+        flags.append("-u")  # leaves no trace in sys.flags
+    return [sys.executable, *flags, *(["-m"] if module else []), *argv]
+
+
+def _environment(options: LaunchOptions, record: Path) -> dict[str, str]:
+    """Return the child's environment.
+
+    Raises:
+        UsageError: the bootstrap can't be put on `PYTHONPATH`, or is not installed.
+    """
+    bootstrap = env.bootstrap_directory()
+    if os.pathsep in bootstrap:
+        raise UsageError(
+            f'vllm_compat is installed in {bootstrap}, and PYTHONPATH cannot hold a "{os.pathsep}"'
+            ": install it elsewhere."
+        )
+    if not os.path.isfile(os.path.join(bootstrap, "sitecustomize.py")):
+        raise UsageError(
+            f"The file sitecustomize.py is missing from {bootstrap}: install vllm_compat again."
+        )
+    environ = env.child_environment(os.environ)
+    environ[env.VLLM_COMPAT_MAIN] = json.dumps(dict(options.apply))
+    environ[env.VLLM_COMPAT_RECORD] = str(record)
+    return environ
+
+
+@contextmanager
+def _record_file(wanted: Path | None) -> Iterator[Path]:
+    """Give the path of the record, where no file exists yet; take a temporary one away again.
+
+    Raises:
+        UsageError: the wanted file can't be written.
+    """
+    if wanted is None:
+        with tempfile.TemporaryDirectory(prefix="vllm-compat-") as directory:
+            yield Path(directory, "record.json")
+        return
+    path = Path(os.path.abspath(wanted))
+    try:
+        path.unlink(missing_ok=True)
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise UsageError(f"The record cannot be written to {wanted}: {error.strerror}.") from None
+    yield path
+
+
+def _read_record(path: Path) -> Mapping[str, object] | None:
+    """Return what the program's process wrote, or None where it wrote nothing."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return {"summary": f"The run's record could not be read: {error}."}
+    return record if isinstance(record, dict) else {"summary": "The run's record is malformed."}
+
+
+def _supervise(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    record: Path,
+    options: LaunchOptions,
+    *,
+    watch: Watch,
+    log: int | None,
+) -> Outcome:
+    """Start the child, hand signals on until it ends, and end what it leaves behind."""
+    started = time.monotonic()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with _signals_held_back() as mask:
+        witness = _Witness()
+        descriptors = () if log is None else (0, log, log)
+        child = _spawn(command, environ, mask=mask, descriptors=descriptors)
+        returncode = _wait(child, witness, watch)
+        seconds = time.monotonic() - started
+        leftovers = _end_leftovers(options, except_for=witness.pid)
+        witness.dismiss()
+    failed = first_error(read_processes(watch.folder))
+    return Outcome(
+        returncode=returncode,
+        seconds=seconds,
+        record=_read_record(record),
+        leftovers=leftovers,
+        cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
+        of_worker=failed is not None and failed.said.get("role") == "worker",
+    )
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[set[int]]:
+    """Keep signals pending, to be taken one by one; give the mask that was there before.
+
+    A handler would be simpler, but the child would then start with default dispositions where
+    it should inherit ignored ones: SIGHUP under `nohup`, SIGINT in a script's background job.
+    """
+    mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+    child_handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_HELD_BACK, signal.SIGCHLD})
+    try:
+        yield mask
+    finally:
+        while pending := signal.sigpending() & _HELD_BACK:
+            signal.sigwait(pending)  # came too late for the program
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGCHLD, child_handler)
+
+
+class _Witness:
+    """A process in our own group that tells which signals went to the whole of it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {}  # signal → when it was last reported
+        self._reports, reports = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        # Apart from a copy of ourselves it has another command line, so that a `pkill -f` that
+        # means us alone misses it.
+        numbers = [str(int(number)) for number in _HELD_BACK]
+        self.pid = _spawn(
+            [sys.executable, "-I", "-S", "-c", _WITNESS, *numbers],
+            os.environ,
+            mask=_HELD_BACK,
+            descriptors=(lifeline, reports, nowhere),
+        )
+        for descriptor in (reports, lifeline, nowhere):
+            os.close(descriptor)
+
+    def saw(self, number: int) -> bool:
+        """Tell whether the witness got the signal that we have just got, and merge repetitions."""
+        arrived = time.monotonic()
+        deadline = arrived + _REPORT_SECONDS
+        # An older report belongs to an earlier signal, handed on without waiting for it longer.
+        while self._seen.get(number, 0.0) < arrived - _REPORT_SECONDS:
+            patience = max(0.0, deadline - time.monotonic())
+            if not select.select([self._reports], [], [], patience)[0]:
+                return False
+            lines = os.read(self._reports, 32 * 128).splitlines()
+            if not lines:
+                return False  # the witness is gone
+            for line in lines:
+                reported, moment = line.split()
+                self._seen[int(reported)] = float(moment)
+        del self._seen[number]
+        if number in signal.sigpending():
+            signal.sigwait({number})
+        return True
+
+    def dismiss(self) -> None:
+        """End the witness."""
+        os.close(self._lifeline)
+        os.close(self._reports)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _spawn(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    mask: Collection[int],
+    descriptors: Sequence[int] = (),
+) -> int:
+    """Start `command` as a child that does not outlive us, and return its process id.
+
+    Not through `subprocess`, which closes the descriptors above 2 (a shell's `<(…)` is one).
+
+    Args:
+        command: The command line; its first item is the path of the executable.
+        environ: The environment.
+        mask: The signals that are blocked in the child.
+        descriptors: What becomes its standard input, output and error; inherited if empty.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before it could be told
+            os._exit(1)
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execve(command[0], list(command), environ)
+    except OSError as error:
+        _say(f"Cannot start {command[0]}: {error.strerror}.")
+    finally:
+        os._exit(127)
+
+
+def _wait(child: int, witness: _Witness, watch: Watch) -> int:
+    """Hand signals on until the child has ended; return its exit status, or -N for signal N."""
+    while True:
+        arrived = signal.sigtimedwait({*_HELD_BACK, signal.SIGCHLD}, _LOOK_SECONDS)
+        if arrived is None:
+            watch.look(child)
+            continue
+        number = arrived.si_signo
+        if number == signal.SIGCHLD:
+            returncode = _reap(child)
+            if returncode is not None:
+                return returncode
+        elif os.getpgid(child) != os.getpgrp() or not witness.saw(number):
+            os.kill(child, number)
+
+
+def _reap(child: int | None = None) -> int | None:
+    """Take note of all descendants that have ended; return the child's return code if it has.
+
+    If the terminal has stopped the child, stop too, until a shell lets both go on.
+    """
+    returncode = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+        except ChildProcessError:
+            return returncode
+        if pid == 0:
+            return returncode
+        if pid != child:
+            continue
+        if not os.WIFSTOPPED(status):
+            returncode = os.waitstatus_to_exitcode(status)
+        elif os.WSTOPSIG(status) in _JOB_CONTROL:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(child, signal.SIGCONT)
+
+
+def _end_leftovers(options: LaunchOptions, *, except_for: int) -> tuple[str, ...]:
+    """End the descendants that are left in our session; return them as `PID (command)`.
+
+    They first have some time to end by themselves; a signal to us cuts that short.
+    """
+    grace_seconds = options.grace_seconds
+
+    def wait_until_gone(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while _leftovers(except_for):
+            if time.monotonic() >= deadline or signal.sigpending() & HANDED_ON:
+                return False
+            time.sleep(_POLL_SECONDS)
+            _reap()
+        return True
+
+    if wait_until_gone(min(1.0, grace_seconds)):
+        return ()
+    if grace_seconds > 1.0:
+        _say(
+            f"The program has ended; waiting up to {grace_seconds:g} s for "
+            f"{', '.join(map(_describe, _leftovers(except_for)))}."
+        )
+        if wait_until_gone(grace_seconds - 1.0):
+            return ()
+    ended: dict[int, str] = {}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _leftovers(except_for):
+            ended.setdefault(pid, _describe(pid))
+            try:
+                os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
+        while pending := signal.sigpending() & HANDED_ON:
+            signal.sigwait(pending)
+        if wait_until_gone(options.kill_seconds):
+            break
+    return tuple(ended.values())
+
+
+def _leftovers(except_for: int) -> list[int]:
+    """Return the ids of our running descendants in our own session (Linux; else none)."""
+    children: dict[int, list[int]] = {}
+    running_here = set()
+    session = os.getsid(0)
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    for pid in pids:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        # PID (COMMAND) STATE PARENT GROUP SESSION …, where COMMAND may hold anything.
+        state, parent, _, its_session = stat.rpartition(")")[2].split()[:4]
+        children.setdefault(int(parent), []).append(pid)
+        if state not in "ZX" and int(its_session) == session:
+            running_here.add(pid)
+    found = []
+    to_visit = [os.getpid()]
+    while to_visit:
+        for pid in children.get(to_visit.pop(), ()):
+            if pid != except_for:
+                to_visit.append(pid)
+                found.append(pid)
+    return [pid for pid in found if pid in running_here]
+
+
+def _describe(pid: int) -> str:
+    """Return `PID (command line)`, shortened."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        line = ""
+    return f"{pid} ({line[:60] or 'unknown'})"
+
+
+def _end_by_signal(number: int) -> NoReturn:
+    """End this process by the signal that ended the program."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its core already
+    except (ImportError, OSError, ValueError):
+        pass
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)
+
+
+def _signal_name(number: int) -> str:
+    """Return the signal's name, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _prctl(option: int, value: int) -> None:
+    """Call Linux's prctl(2); do nothing where there is none."""
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def _say(sentence: str) -> None:
+    """Write a sentence to standard error, where there is one."""
+    with suppress(OSError, ValueError):
+        print(f"vllm-compat: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,244 @@
+"""Find torn and missing samples before a run, so that the run makes them again, and only them.
+
+Stock's offline script resumes behind the highest number in its output folder. Files that an earlier
+run, or an accident, has left torn or missing in the middle are so never made again. The launcher looks
+at the folder before the program starts: a torn file is set aside, and whole files behind the first gap
+are kept under another name, so that the script resumes at the gap. When it comes to a prompt whose
+whole file is kept, the generator's answer is read from that file instead of computed
+(:func:`install`), if it holds the very tokens of the prompt.
+
+Everything here but :func:`install` runs in the launcher and needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.errors import GuardError, UsageError
+from vllm_compat.features.atomic_save import SAMPLE, kept_of, torn_of
+from vllm_compat.runtime import run_record
+
+if TYPE_CHECKING:
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
+
+_ASIDE = re.compile(r"\.(data_(\d+)\.pt)\.(kept|part|torn)")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What stands in an output folder before a run.
+
+    Attributes:
+        path: The folder.
+        next: The number at which stock's script goes on.
+        torn: Numbers of files that were cut off or cannot be opened; set aside.
+        missing: Numbers below the highest that have no file.
+        kept: Numbers of whole files behind the first gap, kept for the run.
+    """
+
+    path: Path
+    next: int
+    torn: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the sentences for people; nothing where there is nothing to say."""
+        if not self.torn and not self.missing:
+            return (
+                f"{self.path} holds {self.next} whole samples; the run goes on at {self.next}."
+                if (self.next)
+                else ""
+            )
+        parts = []
+        if self.torn:
+            parts.append(f"{len(self.torn)} torn ({_ranges(self.torn)})")
+        if self.missing:
+            parts.append(f"{len(self.missing)} missing ({_ranges(self.missing)})")
+        again = f"{self.path}: {' and '.join(parts)}; the run goes on at {self.next}"
+        if self.kept:
+            again += (
+                f" and takes the {len(self.kept)} whole sample{'s' if len(self.kept) > 1 else ''}"
+                " behind it from their files"
+                " (.data_<i>.pt.kept until then)"
+            )
+        return f"{again}."
+
+
+def prepare(path: Path, *, start: int = 0) -> Folder | None:
+    """Make an output folder ready for a run that resumes behind its highest number.
+
+    Args:
+        path: The folder; it need not exist.
+        start: The number of the first sample of the run.
+
+    Returns:
+        What was found and done, or None where the folder holds nothing.
+
+    Raises:
+        UsageError: The folder cannot be read or changed.
+    """
+    try:
+        return _prepare(path, start)
+    except OSError as error:
+        raise UsageError(
+            f"The output folder {path} cannot be made ready for the run: {error}."
+        ) from error
+
+
+def _prepare(path: Path, start: int) -> Folder | None:
+    if not path.is_dir():
+        return None
+    own: dict[int, str] = {}
+    kept: dict[int, str] = {}
+    for name in os.listdir(path):
+        if match := SAMPLE.fullmatch(name):
+            own[int(match[1])] = name
+        elif (match := _ASIDE.fullmatch(name)) and match[3] == "kept":
+            kept[int(match[2])] = name
+        elif match and match[3] == "part":
+            os.unlink(path / name)  # of a run that was killed; its owner holds no lock any more
+    if not own and not kept:
+        return None
+    torn = []
+    for index, name in sorted(own.items()):
+        if not is_whole(path / name):
+            os.replace(path / name, path / torn_of(name))
+            torn.append(index)
+            del own[index]
+    for index, name in sorted(kept.items()):
+        if index in own or not is_whole(path / name):
+            os.unlink(path / name)
+            del kept[index]
+    highest = max((*own, *kept, *torn), default=start - 1)
+    following = start
+    while following in own:
+        following += 1
+    for index, name in sorted(own.items()):
+        if index >= following:
+            os.replace(path / name, path / kept_of(name))
+            kept[index] = kept_of(name)
+    missing = [i for i in range(following, highest) if i not in own and i not in kept and i not in torn]
+    return Folder(path, following, tuple(torn), tuple(missing), tuple(sorted(kept)))
+
+
+def put_back(path: Path) -> tuple[int, ...]:
+    """Give kept files that a finished run had no use for their names back; return their numbers."""
+    done = []
+    with suppress(OSError):
+        for name in os.listdir(path):
+            match = _ASIDE.fullmatch(name)
+            if match and match[3] == "kept":
+                if (path / match[1]).exists():
+                    os.unlink(path / name)
+                    continue
+                os.replace(path / name, path / match[1])
+                done.append(int(match[2]))
+    return tuple(sorted(done))
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file that ``torch.save`` wrote is there from its first byte to its last.
+
+    ``torch.save`` writes a zip archive, whose directory stands at the end and names the place of
+    each member.
+    """
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if not members:
+                return False
+            # Stored, never compressed: reading the local header of the last is enough.
+            with archive.open(max(members, key=lambda member: member.header_offset)) as last:
+                last.read(1)
+    except (OSError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError):
+        return False
+    return True
+
+
+def install(transaction: Transaction, plan: Plan, told: str) -> None:
+    """Enlist the answers that kept files give; ``told`` is what :func:`tell` wrote.
+
+    In force outside of every other change of ``generate``: what is left of a batch goes through all
+    of them.
+    """
+    given = json.loads(told)
+    answers = _Kept(Path(given["folder"]), int(given["next"]))
+    transaction.owned_by("guard")
+    module, _, cls = plan.roles.generator.partition(":")
+    transaction.wrap(f"{module}:{cls}.generate", answers.generate)
+
+
+def tell(folder: Folder) -> str:
+    """Return, as text, what the driver must know of a folder."""
+    return json.dumps({"folder": str(folder.path.absolute()), "next": folder.next})
+
+
+class _Kept:
+    """The kept files of one folder, answered from in the order of the run."""
+
+    def __init__(self, folder: Path, following: int) -> None:
+        self.folder = folder
+        self.at = following
+
+    def generate(
+        self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        given = args[0] if args else kwargs.get("token_ids")
+        given = [] if given is None else given
+        limit = instance.vllm_config.model_config.max_model_len - 1
+        kept = {}
+        for place, prompt in enumerate(given):
+            ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+            if result := self._read(self.at + place, ids[:limit], len(instance.layer_ids)):
+                kept[place] = result
+        self.at += len(given)
+        run_record.add_from_files(len(kept))
+        if not kept:
+            return wrapped(*args, **kwargs)
+        rest = [prompt for place, prompt in enumerate(given) if place not in kept]
+        made = iter(wrapped(rest) if rest else ())
+        return [kept[place] if place in kept else next(made) for place in range(len(given))]
+
+    def _read(self, index: int, ids: Sequence[int], layers: int) -> Mapping[str, Any] | None:
+        """Return the kept sample of that number if it is the answer to these tokens."""
+        path = self.folder / kept_of(f"data_{index}.pt")
+        if not path.exists():
+            return None
+        import torch
+
+        from vllm_compat.checks.batch import check_layers, look_at
+
+        try:
+            sample = torch.load(path, map_location="cpu", weights_only=True)
+            if sample["input_ids"].tolist() != list(ids):
+                return None
+            check_layers(index, [look_at(t) for t in sample["hidden_states"]], len(ids), layers)
+        except (GuardError, OSError, RuntimeError, KeyError, AttributeError):
+            return None  # computed again, as if it had not been there
+        return {
+            "input_ids": sample["input_ids"],
+            "hidden_states": list(sample["hidden_states"]),
+            "loss_mask": None,
+        }
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words = [f"{a}" if a == b else f"{a} to {b}" for a, b in runs]
+    return ", ".join(words[:5]) + (f" and {len(words) - 5} more" if len(words) > 5 else "")

