@@ -331,7 +331,12 @@ def test_input_that_cannot_be_read_is_one_sentence(
     empty.mkdir()
     assert "no Python package" in refused(capsys, *fine, "--downstream", empty)
     assert "no file or folder" in refused(capsys, *fine, "--downstream", tmp_path / "absent.whl")
-    assert "not installed" in refused(capsys, *fine, "--downstream", "of-no-such-name")
+    absent = refused(capsys, *fine, "--downstream", "of-no-such-name")
+    assert absent == "vllm-compat: of-no-such-name is not installed."
+    pinned = refused(capsys, *fine, "--downstream", "speculators==0.9.0")
+    assert "'speculators==0.9.0'" in pinned
+    for what in ("an installed distribution without a version", "a folder", "a wheel", "an sdist"):
+        assert what in pinned
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(wheel("0.3.0").read_bytes()[:5000])
     assert "no readable wheel" in refused(capsys, *fine, "--downstream", broken)

@@ -537,7 +537,7 @@ def installed_package(
         known = next((found[name] for name in names if name in found), None)
     if not where:
         beside = f" in the environment of {python}" if python else ""
-        raise UsageError(f"{package} is not installed{beside}.")
+        raise UsageError(f"{distribution or package} is not installed{beside}.")
     path = Path(where)
     folder = path.parent if path.name == "__init__.py" else path
     if not (folder / "__init__.py").is_file():
