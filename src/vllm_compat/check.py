@@ -206,9 +206,7 @@ def check(
     from vllm_compat.surface.syntax import uncollected
 
     with uncollected():
-        return _check(
-            downstreams, vllms, all_releases, python, device, strict, memory or Memory(None)
-        )
+        return _check(downstreams, vllms, all_releases, python, device, strict, memory or Memory(None))
 
 
 def _check(
@@ -230,9 +228,7 @@ def _check(
         whats = [*releases.versions, *whats]
     elif not whats:
         whats = [None]
-    sources = [
-        _Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)
-    ]
+    sources = [_Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)]
     surfaces = [
         releases.get(str(what)) if what in releases.versions else open_surface(what, python=python)
         for what in whats
@@ -246,9 +242,7 @@ def _check(
             environment = _environment(source, surface, installed, python, device)
             planned = source.planned(surface, environment, keep=not history.whole)
             described = source.files.described
-            pairs.append(
-                judge(contract, surface, environment, installed, history, planned, described)
-            )
+            pairs.append(judge(contract, surface, environment, installed, history, planned, described))
     return Report(tuple(pairs), strict)
 
 

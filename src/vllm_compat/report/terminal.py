@@ -67,9 +67,7 @@ def _pair(pair: Pair, console: Console) -> None:
         table.columns[1].ratio, table.columns[2].ratio = 3, 2
         table.columns[0].no_wrap = table.expand = True
         for hazard in pair.hazards:
-            text = Text.assemble(
-                hazard.sentence, (f"\n{hazard.ranges}; {hazard.source}\n", "dim")
-            )
+            text = Text.assemble(hazard.sentence, (f"\n{hazard.ranges}; {hazard.source}\n", "dim"))
             table.add_row(Text(hazard.harm.value, _HARMS[hazard.harm]), text, Text(hazard.remedy))
         console.print(table)
     if len(pair.findings) > len(pair.changed_defaults):
