@@ -114,10 +114,10 @@ if __name__ == "__main__":
     generator = VllmHiddenStatesGenerator(
         sys.argv[1], layer_ids=[0, 3], max_model_len=128, tensor_parallel_size=2
     )
-    good = [[5, 1023, 0], [6, 7, 8]]
+    good = [[5, 767, 0], [6, 7, 8]]
     for batch in (good, torch.tensor(good), [torch.tensor(ids) for ids in good]):
         print("LENGTHS", *[len(r["hidden_states"][0]) for r in generator.generate(batch)])
-    generator.generate([[5, 6], [7, 8, 9, 1030, 10]])
+    generator.generate([[5, 6], [7, 8, 9, 770, 10]])
 """
 
 
@@ -133,7 +133,7 @@ def test_an_id_that_the_model_does_not_have_ends_the_run_with_prompt_and_token(
     assert done.stdout.count("LENGTHS 3 3") == 3, done.stderr[-3000:]
     assert done.returncode != 0
     verdict = done.stderr[done.stderr.rindex("vllm-compat: run") :]
-    assert "Prompt 1, token 3: id 1030, the model has 1024 (ids 0 to 1023)" in verdict
+    assert "Prompt 1, token 3: id 770, the model has 768 (ids 0 to 767)" in verdict
     assert "6 samples" in verdict
 
 
