@@ -249,11 +249,11 @@ def check_prompts(given: Any, vocabulary: int | None = None) -> None:
     Raises:
         GuardError: Names the first prompt, the token and what is wrong with it.
     """
-    prompts = given.tolist() if hasattr(given, "tolist") else given
+    prompts = _plain(given)
     if not isinstance(prompts, Iterable):
         return  # the downstream says what it takes
     for index, prompt in enumerate(prompts):
-        ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+        ids = _plain(prompt)
         if isinstance(ids, (str, bytes, Mapping)) or not hasattr(ids, "__len__"):
             raise GuardError(
                 f"Prompt {index} is no list of token ids (it is of type {type(prompt).__name__});"
@@ -265,6 +265,11 @@ def check_prompts(given: Any, vocabulary: int | None = None) -> None:
             raise GuardError(f"Prompt {index}, {_wrong_id(ids, vocabulary)}")
 
 
+def _plain(value: Any) -> Any:
+    """Return a tensor's or an array's content as Python's own objects; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _are_ids(ids: Sequence[Any], vocabulary: int | None) -> bool:
     """Tell whether all are ids that the model has, without a loop of Python's over them."""
     try:
@@ -272,15 +277,14 @@ def _are_ids(ids: Sequence[Any], vocabulary: int | None) -> bool:
     except (TypeError, OverflowError):
         return False
     highest = max(ids)
-    if highest <= 1 and set(map(type, ids)) == {bool}:
+    if highest <= 1 and all(isinstance(_plain(token), bool) for token in ids):
         return False  # a mask, given for ids
     return vocabulary is None or bool(highest < vocabulary)
 
 
 def _wrong_id(ids: Sequence[Any], vocabulary: int | None) -> str:
     """Return which token of a prompt is no id that the model has, and what to do."""
-    for place, found in enumerate(ids):
-        token = found.tolist() if hasattr(found, "tolist") else found
+    for place, token in enumerate(map(_plain, ids)):
         if isinstance(token, bool) or not isinstance(token, Integral):
             return (
                 f"token {place}: {token!r} is no token id (it is of type {type(token).__name__}); give"
