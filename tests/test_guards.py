@@ -131,18 +131,14 @@ def test_every_given_prompt_is_one_request_possibly_cut_at_its_end() -> None:
     ],
     ids=["one is missing", "one too many", "swapped", "another", "cut in front", "longer"],
 )
-def test_requests_that_are_not_the_prompts_are_refused(
-    prompts: list[list[int]], words: str
-) -> None:
+def test_requests_that_are_not_the_prompts_are_refused(prompts: list[list[int]], words: str) -> None:
     with pytest.raises(GuardError, match=words):
         check_requests([[1, 2], [3]], prompts)
 
 
 @pytest.mark.parametrize("kind", [list, tuple, Tensor])
 @pytest.mark.parametrize("vocabulary", [1024, None])
-def test_ids_that_the_model_has_pass(
-    kind: Callable[[list[int]], Any], vocabulary: int | None
-) -> None:
+def test_ids_that_the_model_has_pass(kind: Callable[[list[int]], Any], vocabulary: int | None) -> None:
     check_prompts([kind([0, 1023]), kind([0]), kind([1, 1])], vocabulary)
     check_prompts(Tensor([[0, 1023], [1, 1]]), vocabulary)  # type: ignore[list-item]
     check_prompts([[Index(0), Index(1023), 5]], vocabulary)
@@ -294,9 +290,7 @@ def make_generator(
 def make_scheduler() -> Any:
     module = importlib.import_module("vllm.v1.core.sched.scheduler")
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
-    config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64)
-    )
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64))
     return module.Scheduler(config, interface.KVCacheConfig(9), None, 16)
 
 
@@ -338,9 +332,7 @@ def test_an_id_that_the_model_does_not_have_is_refused_before_anything_is_schedu
 
     generator = make_generator(generate)
     monkeypatch.setattr(guards, "model_kind", lambda _generator: None)
-    generator.vllm_config = SimpleNamespace(
-        model_config=SimpleNamespace(get_vocab_size=lambda: 1024)
-    )
+    generator.vllm_config = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1024))
     for call in (
         lambda: generator.generate([[1], [2, 3, 4, 1030]]),
         lambda: generator.generate(token_ids=[[1], [2, 3, 4, 1030]]),
@@ -358,9 +350,7 @@ def test_the_canarys_own_prompts_are_checked_too(
 ) -> None:
     checked: list[Any] = []
     monkeypatch.setattr(guards, "check_prompts", lambda given, vocabulary: checked.append(given))
-    monkeypatch.setattr(
-        guards, "check_canary", lambda again, prompts, results, routed: again([[2]])
-    )
+    monkeypatch.setattr(guards, "check_canary", lambda again, prompts, results, routed: again([[2]]))
     generator = make_generator(add_and_answer)
     wrapper = guards._checked_generate(everything=True, canary=True)
     wrapper(lambda ids: add_and_answer(generator, ids), generator, ([[1], [2, 3]],), {})
@@ -601,9 +591,7 @@ class Built:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_workers_end_before_the_interpreter_does(
-    monkeypatch: pytest.MonkeyPatch, ours: bool
-) -> None:
+def test_workers_end_before_the_interpreter_does(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     at_exit: list[Any] = []
     monkeypatch.setattr("atexit.register", at_exit.append)
     monkeypatch.setattr("vllm_compat.account.is_ours", lambda: ours)

@@ -235,9 +235,7 @@ def test_a_cell_that_hangs_or_leaves_nothing_is_a_failure(lab: Lab) -> None:
     assert record["plain"]["error"] == "ended with status 0 and left no record"
 
 
-def test_a_terminated_matrix_ends_what_it_has_started(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminated_matrix_ends_what_it_has_started(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cells(cell__llama__1="hangs")
     started: list[subprocess.Popen[str]] = []
 
@@ -282,9 +280,7 @@ def test_a_matrix_that_has_shown_nothing_is_red(
     assert capsys.readouterr().err == said
 
 
-def test_a_matrix_without_any_record_is_red(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_matrix_without_any_record_is_red(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.out.mkdir()
     assert cli.main(["matrix", "0.16.0", "--report", "--out", str(lab.out)]) == 1
     assert "Nothing was shown: no cell has a record." in capsys.readouterr().err

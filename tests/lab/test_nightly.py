@@ -83,9 +83,7 @@ def test_a_dry_run_forgets(nights: Nights) -> None:
     assert state["version"] == "0.40.0.dev1"
 
 
-def test_a_run_that_fails_is_a_finding_too(
-    nights: Nights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_is_a_finding_too(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     record = {
         "cell": "vllm-0.40.0.dev1_speculators-0.3.0_llama_tp1",
         "versions": {"vllm": "0.40.0.dev1", "speculators": "0.3.0"},
@@ -223,9 +221,7 @@ def test_the_deeper_cause_is_told_where_the_error_only_points_to_it() -> None:
     assert matrix_report.cause(cell("vllm fails", plain=plain)).endswith("ValueError: no such device")
 
 
-def test_a_dry_run_leaves_the_state_folder_as_it_is(
-    nights: Nights, run: Run, tmp_path: Path
-) -> None:
+def test_a_dry_run_leaves_the_state_folder_as_it_is(nights: Nights, run: Run, tmp_path: Path) -> None:
     assert run([cell("right")], "--dry-run") == 0
     assert not nights.state.exists()
     out = tmp_path / "records"
