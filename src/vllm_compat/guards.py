@@ -12,9 +12,11 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat import account, backlog, conversations, doors, engine, progress, resume, saving
@@ -134,6 +136,7 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         workers = list(getattr(instance.executor, "workers", None) or ())
 
         def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
+            check_prompts(given, vocabulary_of(instance))
             with engine.call_of(instance) as call:
                 try:
                     results = wrapped(*args, **kwargs)
@@ -156,9 +159,6 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         saving.refuse_after_failure()
         if backlog.wait_for_saves():
             saving.refuse_after_failure()
-        for index, prompt in enumerate(given):
-            if len(prompt) == 0:
-                raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
         progress.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
@@ -194,6 +194,15 @@ def model_kind(generator: Any) -> tuple[int, str] | None:
     return int(config.get_hidden_size()), str(config.dtype).removeprefix("torch.")
 
 
+def vocabulary_of(generator: Any) -> int | None:
+    """Return how many ids the model's embedding has, from the generator's vLLM configuration.
+
+    None where the downstream keeps none, or vLLM does not know.
+    """
+    config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
+    return int(config.get_vocab_size()) or None if config is not None else None
+
+
 def _has_router(generator: Any) -> bool:
     config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
     return config is None or has_router(config.hf_text_config)
@@ -216,6 +225,67 @@ def _abandon(scheduler: Any, call: engine.Call) -> None:
     from vllm.v1.request import RequestStatus
 
     scheduler.finish_requests(list(call.prompts), RequestStatus.FINISHED_ABORTED)
+
+
+def check_prompts(given: Any, vocabulary: int | None = None) -> None:
+    """Check, before a batch starts, that each prompt is a row of ids that the model has.
+
+    vLLM's own front end checks ids, and the downstream goes past it: over several ranks the embedding
+    takes an id that the model does not have for a row of zeros, and says nothing. ``vocabulary`` is how
+    many ids the model has, where that is known. Prompts may be lists or tensors.
+
+    Raises:
+        GuardError: Names the first prompt, the token and what is wrong with it.
+    """
+    prompts = _plain(given)
+    if not isinstance(prompts, Iterable):
+        return  # the downstream says what it takes
+    for index, prompt in enumerate(prompts):
+        ids = _plain(prompt)
+        if isinstance(ids, (str, bytes, Mapping)) or not hasattr(ids, "__len__"):
+            raise GuardError(
+                f"Prompt {index} is no list of token ids (it is of type {type(prompt).__name__});"
+                " generate() takes a list of prompts, each a list of the model's token ids."
+            )
+        if len(ids) == 0:
+            raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
+        if not _are_ids(ids, vocabulary):
+            raise GuardError(f"Prompt {index}, {_wrong_id(ids, vocabulary)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor's or an array's content as Python's own objects; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _are_ids(ids: Sequence[Any], vocabulary: int | None) -> bool:
+    """Tell whether all are ids that the model has, without a loop of Python's over them."""
+    try:
+        array("I", ids)  # the quickest way to see that all are whole numbers and none is negative
+    except (TypeError, OverflowError):
+        return False
+    highest = max(ids)
+    if highest <= 1 and all(isinstance(_plain(token), bool) for token in ids):
+        return False  # a mask, given for ids
+    return vocabulary is None or bool(highest < vocabulary)
+
+
+def _wrong_id(ids: Sequence[Any], vocabulary: int | None) -> str:
+    """Return which token of a prompt is no id that the model has, and what to do."""
+    for place, token in enumerate(map(_plain, ids)):
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            return (
+                f"token {place}: {token!r} is no token id (it is of type {type(token).__name__}); give"
+                " whole numbers, as the model's own tokenizer makes them."
+            )
+        if not 0 <= int(token) < (vocabulary or 2**32):
+            known = f"the model has {vocabulary} (ids 0 to {vocabulary - 1})" if vocabulary else ""
+            return (
+                f"token {place}: id {token}, {known or 'no model has such an id'}. It comes from another"
+                " tokenizer, or marks padding or a token that the model's embedding was not made larger"
+                " for: tokenize with the model's own tokenizer, or leave this prompt out."
+            )
+    return "what it holds are no token ids; give whole numbers."
 
 
 def check_requests(given: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:
