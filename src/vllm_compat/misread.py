@@ -148,7 +148,7 @@ TABLE = (
         option="compilation_config.pass_config.fuse_allreduce_rms",
     ),
     Misread(
-        models="Kimi-Linear (Kimi-K3 has the same layers with use_attn_res on, and is read rightly)",
+        models="Kimi-Linear (Kimi-K3 has the same layers with use_attn_res on, and is not refused)",
         layer="KimiDecoderLayer",
         file="vllm.models.kimi_k3.nvidia.model",
         folder="vllm.models.kimi_k3.nvidia",  # AMD's returns a pair
@@ -223,9 +223,9 @@ def as_markdown() -> list[str]:
         "",
         "What these layers hand back looks right and is not the residual stream, so no guard that looks"
         " at rows would notice. They are refused: before the model loads where the architecture's name"
-        " tells (on CUDA), and in the worker by the layer's class and the file that it comes from. CPU"
-        " builds have other layers for Qwen3.5 and DeepSeek-V3.2, and run. Found by reading"
-        " vLLM 0.22.1 to 0.34.0, not by running it.",
+        " tells (on CUDA), and in the worker by the layer's class and the file that it comes from. Other"
+        " files' layers for the same models (Qwen3.5's and DeepSeek-V3.2's on the CPU) are not refused."
+        " Found by reading vLLM 0.22.1 to 0.34.0, not by running it.",
         "",
         "| models | layer | on CUDA, vLLM | ranks | why | instead |",
         "|---|---|---|---|---|---|",
