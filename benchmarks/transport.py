@@ -30,9 +30,7 @@ def worker(pipe: Any, options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     rows = options.requests * options.tokens
-    captured = [
-        torch.randn(rows, options.width).to(torch.bfloat16) for _ in range(options.layers)
-    ]
+    captured = [torch.randn(rows, options.width).to(torch.bfloat16) for _ in range(options.layers)]
     spans = [Span(str(i), 0, options.tokens) for i in range(options.requests)]
     shared = SharedRowStore(options.layers, torch.device("cpu"))
     plain = RowStore(options.layers)

@@ -242,9 +242,7 @@ def _transfers(record: dict[str, Any]) -> list[str]:
             early, late = run["after_a_tenth"], run["at_the_end"]
             columns.append(f"{run['requests']:,}")
             for process, key in ((0, "resident"), (1, "resident"), (1, "shared")):
-                columns.append(
-                    f"{early[process][key] / 1024:.1f} → {late[process][key] / 1024:.1f}"
-                )
+                columns.append(f"{early[process][key] / 1024:.1f} → {late[process][key] / 1024:.1f}")
         else:
             columns += ["", "", "", ""]
         lines.append("| " + " | ".join(columns) + " |")

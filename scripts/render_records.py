@@ -207,9 +207,7 @@ def families() -> str:
             "| fault | what stopped it |",
             "|---|---|",
         ]
-        parts += [
-            f"| {name} | {str(words)[:160]} |" for name, words in record["faults"].items()
-        ]
+        parts += [f"| {name} | {str(words)[:160]} |" for name, words in record["faults"].items()]
     return "\n".join([*parts, ""])
 
 

@@ -29,9 +29,7 @@ def cache_folder() -> Path:
 
 def _pip() -> list[str]:
     """Return a command that runs pip: this interpreter's, or any other."""
-    tried = subprocess.run(
-        [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
-    )
+    tried = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False)
     if tried.returncode == 0:
         return [sys.executable, "-m", "pip"]
     other = shutil.which("pip") or shutil.which("pip3")

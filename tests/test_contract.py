@@ -78,9 +78,7 @@ class TestSpeculators:
             ("0.4.0.1", "vllm.v1.core.kv_cache_utils.init_none_hash", True),
         ],
     )
-    def test_the_generations_import_different_names(
-        self, version: str, name: str, there: bool
-    ) -> None:
+    def test_the_generations_import_different_names(self, version: str, name: str, there: bool) -> None:
         assert (name in symbols(contract(version), SiteKind.IMPORT)) is there
 
     def test_arguments_are_kept_as_written(self) -> None:
@@ -88,9 +86,7 @@ class TestSpeculators:
         assert request.keyword("eos_token_id") == "self.tokenizer.eos_token_id"
         assert request.keyword("block_hasher") == "self.block_hasher"
         assert request.within == "VllmHiddenStatesGenerator.generate"
-        hasher = only(
-            contract("0.4.0.1").calls("vllm.v1.core.kv_cache_utils.get_request_block_hasher")
-        )
+        hasher = only(contract("0.4.0.1").calls("vllm.v1.core.kv_cache_utils.get_request_block_hasher"))
         assert hasher.positional == (
             "self.vllm_config.cache_config.block_size",
             "caching_hash_fn",
@@ -563,7 +559,5 @@ def test_nothing_is_imported() -> None:
         f"read_contract({str(wheel('0.4.0.1'))!r});"
         "print(sorted({'vllm', 'torch', 'transformers', 'speculators'} & set(sys.modules)))"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -805,16 +805,15 @@ class TestNightlies:
     def test_deleted_modules(self, speculators: str, data: st.DataObject) -> None:
         surface = RecordedSurface(HOME[speculators])
         read = contract(speculators)
-        imported = {
-            s.symbol.rpartition(".")[0] for s in read.sites if s.kind is SiteKind.IMPORT
-        } - {"vllm", ""}
+        imported = {s.symbol.rpartition(".")[0] for s in read.sites if s.kind is SiteKind.IMPORT} - {
+            "vllm",
+            "",
+        }
         module = data.draw(st.sampled_from(sorted(imported)))
         found = new_findings(read, Mutated(surface, hidden=(module,)))
         assert any(f.kind is FindingKind.MODULE_MISSING and f.symbol == module for f in found)
         users = {
-            s.symbol
-            for s in read.sites
-            if s.kind is SiteKind.IMPORT and s.symbol.startswith(module)
+            s.symbol for s in read.sites if s.kind is SiteKind.IMPORT and s.symbol.startswith(module)
         }
         told = {f"{f.symbol}.{f.name}" for f in found if f.kind is FindingKind.MODULE_MISSING}
         assert users <= told

@@ -27,9 +27,7 @@ class Extension:
         (None, False),
     ],
 )
-def test_an_engine_is_the_downstreams_by_its_worker_extension(
-    extension: object, ours: bool
-) -> None:
+def test_an_engine_is_the_downstreams_by_its_worker_extension(extension: object, ours: bool) -> None:
     parallel = SimpleNamespace(worker_extension_cls=extension)
     assert engine.is_downstream(parallel, "speculators") is ours
     assert engine.belongs(SimpleNamespace(parallel_config=parallel), "speculators") is ours

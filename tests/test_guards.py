@@ -124,9 +124,7 @@ def test_every_given_prompt_is_one_request_possibly_cut_at_its_end() -> None:
     ],
     ids=["one is missing", "one too many", "swapped", "another", "cut in front", "longer"],
 )
-def test_requests_that_are_not_the_prompts_are_refused(
-    prompts: list[list[int]], words: str
-) -> None:
+def test_requests_that_are_not_the_prompts_are_refused(prompts: list[list[int]], words: str) -> None:
     with pytest.raises(GuardError, match=words):
         check_requests([[1, 2], [3]], prompts)
 
@@ -211,9 +209,7 @@ def make_generator(
 def make_scheduler() -> Any:
     module = importlib.import_module("vllm.v1.core.sched.scheduler")
     interface = importlib.import_module("vllm.v1.kv_cache_interface")
-    config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64)
-    )
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64))
     return module.Scheduler(config, interface.KVCacheConfig(9), None, 16)
 
 

@@ -20,9 +20,7 @@ def modules_after(statement: str) -> set[str]:
         f"{statement}\n"
         "print(*(set(sys.modules) - before))"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 

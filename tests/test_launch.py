@@ -243,9 +243,7 @@ def test_a_missing_script_is_one_sentence_and_starts_nothing(launcher: Launcher)
         (["-c", "pass"], "-c is an option, not a script: name a script, or -m and a module."),
     ],
 )
-def test_a_wrong_call_is_one_sentence(
-    launcher: Launcher, program: list[str], sentence: str
-) -> None:
+def test_a_wrong_call_is_one_sentence(launcher: Launcher, program: list[str], sentence: str) -> None:
     done = launcher.run(*program)
     assert (done.returncode, done.stderr) == (2, f"vllm-compat: {sentence}\n")
 
@@ -301,9 +299,7 @@ def test_an_interrupt_during_apply_ends_like_any_interrupt(launcher: Launcher) -
 def test_success_is_said(launcher: Launcher) -> None:
     done = launcher.run(launcher.write("print('out')"))
     assert (done.returncode, done.stdout) == (0, "out\n")
-    assert re.fullmatch(
-        r"vllm-compat: run finished, exit status 0, after \d+\.\d s\.\n", done.stderr
-    )
+    assert re.fullmatch(r"vllm-compat: run finished, exit status 0, after \d+\.\d s\.\n", done.stderr)
 
 
 def test_the_summary_of_the_record_is_shown_and_the_record_kept(launcher: Launcher) -> None:
@@ -552,9 +548,7 @@ def test_ctrl_c_in_a_terminal_interrupts_the_program_once(
     terminal.expect("^status 130")
 
 
-def test_a_program_can_be_stopped_resumed_and_typed_to(
-    launcher: Launcher, terminal: Terminal
-) -> None:
+def test_a_program_can_be_stopped_resumed_and_typed_to(launcher: Launcher, terminal: Terminal) -> None:
     program = launcher.write("print('up', flush=True); print('got ' + input())")
     terminal.type(as_line(launcher.command(program)))
     terminal.expect("^up")
@@ -627,9 +621,7 @@ def test_processes_of_a_killed_program_are_ended(launcher: Launcher) -> None:
     done = launcher.run(program, grace_seconds=0.1)
     assert done.returncode == -signal.SIGKILL
     assert not is_running(int(done.stdout))
-    assert (
-        f"Ended 1 process that outlived the program: {int(done.stdout)} (sleep 60)" in done.stderr
-    )
+    assert f"Ended 1 process that outlived the program: {int(done.stdout)} (sleep 60)" in done.stderr
 
 
 def test_processes_that_end_by_themselves_are_not_mentioned(launcher: Launcher) -> None:
@@ -822,9 +814,7 @@ def with_sitecustomize(launcher: Launcher, source: str) -> Path:
 
 def test_an_existing_sitecustomize_runs_first_and_takes_our_place(launcher: Launcher) -> None:
     path = with_sitecustomize(launcher, "from vllm_compat import note; note('theirs'); mine = 7")
-    program = launcher.write(
-        "import sitecustomize; print(sitecustomize.mine, sitecustomize.__file__)"
-    )
+    program = launcher.write("import sitecustomize; print(sitecustomize.mine, sitecustomize.__file__)")
     done = launcher.run(program)
     assert done.stdout == f"7 {path}\n"
     # Once in the launcher itself, then in the program's process.
@@ -855,9 +845,7 @@ def test_two_others_are_handed_on_to_in_their_order(launcher: Launcher) -> None:
         "def",
     ],
 )
-def test_errors_of_an_existing_sitecustomize_stay_what_they_are(
-    launcher: Launcher, source: str
-) -> None:
+def test_errors_of_an_existing_sitecustomize_stay_what_they_are(launcher: Launcher, source: str) -> None:
     with_sitecustomize(launcher, source)
     program = launcher.write("import sys; print('sitecustomize' in sys.modules)")
     bare = launcher.run_bare(program)

@@ -60,8 +60,14 @@ def test_kimi_linear_is_refused_with_any_number_of_ranks(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     "architecture",
-    ["LlamaForCausalLM", "DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration",
-     "KimiK3ForConditionalGeneration", "Qwen3NextForCausalLM", "CohereForCausalLM"],
+    [
+        "LlamaForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "KimiK25ForConditionalGeneration",
+        "KimiK3ForConditionalGeneration",
+        "Qwen3NextForCausalLM",
+        "CohereForCausalLM",
+    ],
 )
 def test_other_models_are_not_refused(architecture: str) -> None:
     assert not refused(architecture, 8, "0.34.0")
@@ -134,9 +140,7 @@ V32 = layer("DeepseekV32DecoderLayer", "vllm.models.deepseek_v32.nvidia.model")
             2,
         ),
         (
-            layer(
-                "Qwen3_5DecoderLayer", "vllm.models.qwen3_5.nvidia.model", mlp_output_is_partial=True
-            ),
+            layer("Qwen3_5DecoderLayer", "vllm.models.qwen3_5.nvidia.model", mlp_output_is_partial=True),
             2,
         ),
         (

@@ -133,9 +133,7 @@ def test_what_is_not_imported_is_wrapped_in_the_moment_its_import_ends(
     assert states(transaction) == ["in force"]
 
 
-def test_nothing_goes_in_after_a_revert(
-    write: Callable[..., None], transaction: Transaction
-) -> None:
+def test_nothing_goes_in_after_a_revert(write: Callable[..., None], transaction: Transaction) -> None:
     write(later=MODULE)
     transaction.wrap("later:double", more)
     transaction.revert()
@@ -195,9 +193,7 @@ def test_a_target_that_is_not_there_is_named_and_everything_is_taken_back(
 ) -> None:
     before = module.double
     transaction.owned_by("one").wrap("patched:double", more)
-    with pytest.raises(
-        PatchError, match=rf"Adapter two .* taken back: patched:{path} is not there"
-    ):
+    with pytest.raises(PatchError, match=rf"Adapter two .* taken back: patched:{path} is not there"):
         transaction.owned_by("two").wrap(f"patched:{path}", more)
     assert module.double is before
     assert not transaction.active

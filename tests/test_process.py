@@ -287,13 +287,9 @@ def test_a_patch_that_fails_with_a_later_import_fails_that_import_and_shuts_the_
     )
     assert held == {"in_force": True, "open": True, "wrapped": []}
     assert "Adapter scheduler.whole_prompts does not fit this process" in said
-    error = (
-        f"scheduler.whole_prompts: {SCHEDULE} is not there, although the plan read it from source."
-    )
+    error = f"scheduler.whole_prompts: {SCHEDULE} is not there, although the plan read it from source."
     assert state == {**NOTHING, "error": error, "digest": None}
-    assert again == [["scheduler.whole_prompts"], True], (
-        "a new plan is made, with what is asked now"
-    )
+    assert again == [["scheduler.whole_prompts"], True], "a new plan is made, with what is asked now"
     assert after == NOTHING
 
 
@@ -537,9 +533,7 @@ def ranks(site: Site, method: str, *, run: tuple[str, ...] = (), **parts: str) -
     parts = {"before": "", "inside": "", "late": "", "generator": GENERATOR, **parts}
     path = site.folder / "program.py"
     path.write_text(RANKS.format(**parts))
-    done = site.run(
-        *run, str(path), VLLM_WORKER_MULTIPROC_METHOD=method, VLLM_CPU_KVCACHE_SPACE="1"
-    )
+    done = site.run(*run, str(path), VLLM_WORKER_MULTIPROC_METHOD=method, VLLM_CPU_KVCACHE_SPACE="1")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -586,9 +580,7 @@ def test_a_rank_whose_plan_cannot_be_read_is_named_with_the_cause(site: Site) ->
 
 
 def test_workers_that_do_not_answer_which_plan_they_hold_are_stopped(site: Site) -> None:
-    parts = {
-        "inside": "vllm_compat.apply(); import vllm_compat.guards as g; g.report_rank = 'no_such'"
-    }
+    parts = {"inside": "vllm_compat.apply(); import vllm_compat.guards as g; g.report_rank = 'no_such'"}
     ((error, said, alive),) = ranks(site, "spawn", **parts)
     assert error == "RuntimeError"
     assert "no_such" in said

@@ -115,7 +115,5 @@ def test_a_folder_that_cannot_be_changed_is_said(
         ([], None),
     ],
 )
-def test_the_output_folder_is_the_scripts_own_option(
-    arguments: list[str], folder: Path | None
-) -> None:
+def test_the_output_folder_is_the_scripts_own_option(arguments: list[str], folder: Path | None) -> None:
     assert output_folder(arguments) == folder

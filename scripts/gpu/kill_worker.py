@@ -31,6 +31,7 @@ if __name__ == "__main__":
         generator.generate([[5 + i for i in range(64)] for _ in range(8)])
 """
 
+
 def main() -> int:
     """Run it; return 0 where the end was clear, soon and clean."""
     model, out, ranks = sys.argv[1], Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "2"

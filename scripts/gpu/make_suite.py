@@ -93,9 +93,7 @@ def ablation(v2: bool, fork: dict[str, str]) -> list[dict[str, Any]]:
     if v2:
         off.append(("0.4.0.1", "worker.capture", "has no attribute 'input_batch'"))
     return [
-        cell(
-            f"without {adapter}", release, "llama", "--without", adapter, environ=fork, expect=words
-        )
+        cell(f"without {adapter}", release, "llama", "--without", adapter, environ=fork, expect=words)
         for release, adapter, words in off
     ]
 
@@ -125,9 +123,7 @@ def two_gpus(fork: dict[str, str], spawn: dict[str, str]) -> list[dict[str, Any]
             workers = {"start_method": "fork"}
             cells.append(cell("TP 2, fork", speculators, model, *two, environ=fork, workers=workers))
         workers = {"start_method": "spawn"}
-        cells.append(
-            cell("TP 2, spawn", speculators, "kimi_k25", *two, environ=spawn, workers=workers)
-        )
+        cells.append(cell("TP 2, spawn", speculators, "kimi_k25", *two, environ=spawn, workers=workers))
     for speculators, model, use in (("0.3.0", "llama", "0"), ("0.4.0.1", "deepseek_v3", "1")):
         environ = {**fork, "VLLM_USE_V2_MODEL_RUNNER": use}
         name = f"TP 2, model runner V{int(use) + 1}"
@@ -165,9 +161,7 @@ def transfers(fork: dict[str, str], ranks: str) -> list[dict[str, Any]]:
                     more += ["--requests", "10000"]
                 name = f"transfer {transfer}, TP {ranks}, V{int(use) + 1}"
                 workers = {"runner": runner}
-                cells.append(
-                    cell(name, speculators, "llama", *more, environ=environ, workers=workers)
-                )
+                cells.append(cell(name, speculators, "llama", *more, environ=environ, workers=workers))
     return cells
 
 

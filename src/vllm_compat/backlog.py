@@ -92,9 +92,7 @@ class Backlog:
         """Bytes that wait in pools of which this thread is none: its own would wait for itself."""
         me = threading.current_thread()
         return sum(
-            size
-            for pool, size in self._waiting.values()
-            if me not in getattr(pool, "_threads", ())
+            size for pool, size in self._waiting.values() if me not in getattr(pool, "_threads", ())
         )
 
 

@@ -1195,9 +1195,7 @@ class _Reader(ast.NodeVisitor):
                 known.names.add(inner_node.name)
             elif isinstance(inner_node, (ast.Assign, ast.AnnAssign)):
                 targets = (
-                    inner_node.targets
-                    if isinstance(inner_node, ast.Assign)
-                    else [inner_node.target]
+                    inner_node.targets if isinstance(inner_node, ast.Assign) else [inner_node.target]
                 )
                 known.names.update(t.id for t in targets if isinstance(t, ast.Name))
         self.block(node.body)
@@ -1378,9 +1376,7 @@ def _hook_methods(
     module = package.parse(where) if package.ours(where) else None
     for node in module.tree.body if module is not None else ():
         if module is not None and isinstance(node, ast.ClassDef) and node.name == name:
-            functions = (
-                n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))
-            )
+            functions = (n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
             return module, {function.name: function for function in functions}
     return None
 

@@ -205,9 +205,7 @@ def check(
     from vllm_compat.surface.syntax import uncollected
 
     with uncollected():
-        return _check(
-            downstreams, vllms, all_releases, python, device, strict, memory or Memory(None)
-        )
+        return _check(downstreams, vllms, all_releases, python, device, strict, memory or Memory(None))
 
 
 def _check(
@@ -229,9 +227,7 @@ def _check(
         whats = [*releases.versions, *whats]
     elif not whats:
         whats = [None]
-    sources = [
-        _Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)
-    ]
+    sources = [_Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)]
     surfaces = [
         releases.get(str(what)) if what in releases.versions else open_surface(what, python=python)
         for what in whats

@@ -188,9 +188,7 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--read-speed", metavar="SIZE", help="of the disk with the weights, a second: 3GiB (measured)"
     )
-    parser.add_argument(
-        "--static", action="store_true", help="leave out what has to be asked from vLLM"
-    )
+    parser.add_argument("--static", action="store_true", help="leave out what has to be asked from vLLM")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(command=_preflight)
 

@@ -221,9 +221,7 @@ class _ToFile(logging.Handler):
             os.write(self._descriptor, (json.dumps(text.strip()) + "\n").encode())
 
 
-def _no_old_emptiness(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _no_old_emptiness(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuse a file of token frequencies that a run without data has left: it would be kept."""
     path = Path(str(inspect.signature(wrapped).bind(*args, **kwargs).arguments.get("output_path", "")))
     if path.is_file():

@@ -202,9 +202,7 @@ class _Finder:
         if path not in self.missing_cache:
             self.missing_cache[path] = self._missing(path)
         answer = self.missing_cache[path]
-        return (
-            None if answer is None else symbol[: len(symbol) - (len(path) - len(answer))] or symbol
-        )
+        return None if answer is None else symbol[: len(symbol) - (len(path) - len(answer))] or symbol
 
     def _missing(self, path: str) -> str | None:
         if self.surface.resolve(path) is not None:
@@ -341,8 +339,7 @@ class _Finder:
                     None,
                     (site,),
                     None,
-                    f"{parent} has no {name} here, and no other module of vLLM defines one that "
-                    "fits.",
+                    f"{parent} has no {name} here, and no other module of vLLM defines one that fits.",
                 )
             )
 
@@ -664,9 +661,7 @@ def unfilled(site: CallSite, signature: Signature) -> Iterator[Parameter]:
             yield parameter
 
 
-def bind(
-    site: CallSite, signature: Signature, before: Signature | None = None
-) -> tuple[Problem, ...]:
+def bind(site: CallSite, signature: Signature, before: Signature | None = None) -> tuple[Problem, ...]:
     """Return why a call does not bind to a signature, or binds to other parameters than meant.
 
     ``before`` is the signature that the call was written for, where it is known.
@@ -805,16 +800,14 @@ def _misplaced(site: CallSite, signature: Signature, before: Signature | None) -
                 yield Problem(
                     FindingKind.PARAMETER_REORDERED,
                     was.name,
-                    f"{name} takes {now.name} as argument {index + 1} here, where {was.name} "
-                    "stood.",
+                    f"{name} takes {now.name} as argument {index + 1} here, where {was.name} stood.",
                     home=True,
                 )
             elif was.annotation != now.annotation:
                 yield Problem(
                     FindingKind.PARAMETER_REMOVED,
                     was.name,
-                    f"{name} takes {now.name} as argument {index + 1} here, where {was.name} "
-                    "stood.",
+                    f"{name} takes {now.name} as argument {index + 1} here, where {was.name} stood.",
                     home=True,
                 )
         return

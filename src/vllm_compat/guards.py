@@ -55,9 +55,7 @@ def install(transaction: Transaction, plan: Plan) -> None:
             "vllm.v1.executor.multiproc_executor:MultiprocExecutor.sample_tokens", _grammar_or_none
         )
 
-    def compared(
-        wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def compared(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = args[0] if args else kwargs.get("vllm_config")
         ours = engine.belongs(given, plan.roles.package)
         if ours:
@@ -73,9 +71,7 @@ def install(transaction: Transaction, plan: Plan) -> None:
                 raise
         return result
 
-    transaction.wrap(
-        "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", compared
-    )
+    transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", compared)
     saving.install(transaction)
     progress.install(transaction)
     told = doors.resume_notes()
@@ -83,9 +79,7 @@ def install(transaction: Transaction, plan: Plan) -> None:
         resume.install(transaction, plan, told)
 
 
-def _grammar_or_none(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _grammar_or_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuse a model output where a grammar output belongs: vLLM would take it as one."""
     given = args[0] if args else kwargs.get("grammar_output")
     if given is not None and type(given).__name__ != "GrammarOutput":
@@ -189,9 +183,7 @@ def _shut_down_at_exit(generator: Any) -> None:
     atexit.register(shut_down)
 
 
-def _book_request(
-    wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _book_request(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = engine.current_call()
     if call is not None and getattr(call.generator, "scheduler", None) is instance:
         request = args[0] if args else kwargs["request"]
@@ -206,9 +198,7 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
     handed over.
     """
 
-    def generate(
-        wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def generate(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         workers = list(getattr(instance.executor, "workers", None) or ())
 
         def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
@@ -236,9 +226,7 @@ def _checked_generate(*, everything: bool, canary: bool) -> Wrapper:
             saving.refuse_after_failure()
         for index, prompt in enumerate(given):
             if len(prompt) == 0:
-                raise GuardError(
-                    f"Prompt {index} has no tokens; leave empty prompts out of the batch."
-                )
+                raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
         progress.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
@@ -462,9 +450,7 @@ def report_rank(worker: Any) -> dict[str, Any]:
     return {"rank": getattr(worker, "rank", None), "pid": os.getpid(), **process.report()}
 
 
-def compare_ranks(
-    reports: Sequence[Mapping[str, Any]], digest: str, environ: Mapping[str, str]
-) -> None:
+def compare_ranks(reports: Sequence[Mapping[str, Any]], digest: str, environ: Mapping[str, str]) -> None:
     """Check that every rank holds the driver's plan, all of it.
 
     Raises:
@@ -475,9 +461,7 @@ def compare_ranks(
     for index, report in enumerate(reports):
         rank = index if report.get("rank") is None else report["rank"]
         if report.get("error"):
-            raise GuardError(
-                f"Rank {rank} (pid {report['pid']}) could not patch: {report['error']}"
-            )
+            raise GuardError(f"Rank {rank} (pid {report['pid']}) could not patch: {report['error']}")
         if report.get("digest") is None:
             why = doors.allow_list_shuts_us_out(environ) or (
                 "its vllm_compat plugin did not load; install vllm_compat into that environment or"

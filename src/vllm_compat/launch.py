@@ -201,9 +201,7 @@ def verdict(outcome: Outcome) -> str:
         number = -outcome.returncode
         ended = f"run killed by {_signal_name(number)} (exit status {128 + number}) {after}."
         if number == signal.SIGKILL:
-            ended += (
-                " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
-            )
+            ended += " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
     elif record is not None and not record.get("started", True):
         ended = f"run refused before the program started, exit status {outcome.returncode}."
     elif record is None:
@@ -234,9 +232,7 @@ def verdict(outcome: Outcome) -> str:
     if outcome.leftovers:
         count = len(outcome.leftovers)
         processes = "1 process" if count == 1 else f"{count} processes"
-        parts.append(
-            f"Ended {processes} that outlived the program: {', '.join(outcome.leftovers)}."
-        )
+        parts.append(f"Ended {processes} that outlived the program: {', '.join(outcome.leftovers)}.")
     if outcome.resume:
         parts.append(outcome.resume)
     return " ".join(parts)
@@ -377,8 +373,7 @@ def _own_folder(folder: Path | None) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"Another `vllm-compat run` writes into {folder}: wait for it, or name another"
-                " folder."
+                f"Another `vllm-compat run` writes into {folder}: wait for it, or name another folder."
             ) from None
         except OSError:
             pass  # a file system that has no locks
@@ -398,13 +393,10 @@ def _command(argv: Sequence[str], *, module: bool) -> list[str]:
     program = argv[0]
     if not module and program != "-":
         if program.startswith("-"):
-            raise UsageError(
-                f"{program} is an option, not a script: name a script, or -m and a module."
-            )
+            raise UsageError(f"{program} is an option, not a script: name a script, or -m and a module.")
         if not os.path.exists(program):
             raise UsageError(
-                f"The script {program} does not exist (looked in {os.getcwd()}); nothing was "
-                "started."
+                f"The script {program} does not exist (looked in {os.getcwd()}); nothing was started."
             )
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UsageError(

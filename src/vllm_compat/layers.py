@@ -133,9 +133,7 @@ def auto_selected(count: int) -> tuple[int, ...]:
     return (2, count // 2, count - 3, count - 1)
 
 
-def read_config(
-    model: str | Path, environ: Mapping[str, str] = os.environ
-) -> Mapping[str, Any]:
+def read_config(model: str | Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
     """Return a model's configuration from a folder, a file or the local hub cache.
 
     Raises:

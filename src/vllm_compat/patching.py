@@ -200,9 +200,7 @@ class Transaction:
         patch.undo = undo
         patch.state = "in force"
 
-    def _enlist(
-        self, patch: Patch, module_name: str, install: Callable[[ModuleType], None]
-    ) -> None:
+    def _enlist(self, patch: Patch, module_name: str, install: Callable[[ModuleType], None]) -> None:
         self.patches.append(patch)
 
         def now(module: ModuleType) -> None:

@@ -201,8 +201,7 @@ def make_plan(
     for name in switched_off:
         if name not in known:
             raise UsageError(
-                f"There is no adapter {name!r}; `vllm-compat adapters` lists"
-                f" {', '.join(sorted(known))}."
+                f"There is no adapter {name!r}; `vllm-compat adapters` lists {', '.join(sorted(known))}."
             )
     findings = find_drifts(contract, surface)
     case = Case(contract, surface, environment, findings, roles_of(contract))

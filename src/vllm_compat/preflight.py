@@ -371,9 +371,7 @@ def activation_bytes(
     return int(2 * tokens * per_token + logits)
 
 
-def _memory(
-    asked: Mapping[str, Any], options: Options, text: Mapping[str, Any]
-) -> Memory | None:
+def _memory(asked: Mapping[str, Any], options: Options, text: Mapping[str, Any]) -> Memory | None:
     device = options.device_memory or asked.get("device_memory")
     if not device or not asked.get("weight_bytes"):
         return None

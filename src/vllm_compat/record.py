@@ -258,9 +258,7 @@ class _Table:
         ]
         for group, blocks in sorted(groups.items()):
             text = "".join(blocks).encode("utf-8")
-            packed = lzma.compress(
-                text, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=_FILTERS
-            )
+            packed = lzma.compress(text, format=lzma.FORMAT_XZ, check=lzma.CHECK_CRC32, filters=_FILTERS)
             yield f"surfaces/{group}.xz", packed
         index = {"format": FORMAT, "releases": self.releases}
         yield "releases.json", (json.dumps(index, indent=1) + "\n").encode("utf-8")
@@ -400,9 +398,7 @@ def _index_url() -> str:
         "found = Configuration(isolated=False); found.load(); found = dict(found.items())\n"
         "print(found.get('global.index-url') or PyPI.simple_url)\n"
     )
-    asked = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     url = asked.stdout.strip()
     if not url:
         raise UsageError("No package index is known: install pip, or set PIP_INDEX_URL.")
@@ -423,9 +419,7 @@ def published(distribution: str = "vllm") -> dict[str, list[dict[str, Any]]]:
         with urllib.request.urlopen(request, timeout=60) as answer:
             files = json.load(answer)["files"]
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"The package index does not answer for {distribution}: {error}."
-        ) from error
+        raise UsageError(f"The package index does not answer for {distribution}: {error}.") from error
     found: dict[str, list[dict[str, Any]]] = {}
     for file in files:
         version = _file_version(str(file["filename"]))

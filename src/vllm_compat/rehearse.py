@@ -182,9 +182,7 @@ def _shrink_text(
     return small
 
 
-def _shrink_vision(
-    vision: Mapping[str, Any], text: Mapping[str, Any], ranks: int
-) -> dict[str, Any]:
+def _shrink_vision(vision: Mapping[str, Any], text: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     """Return a small vision configuration; in a run for hidden states no image comes."""
     small = dict(vision)
     heads = _multiple(4, ranks)

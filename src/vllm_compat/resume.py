@@ -53,9 +53,11 @@ class Folder:
     def __str__(self) -> str:
         """Return the sentences for people; nothing where there is nothing to say."""
         if not self.torn and not self.missing:
-            return f"{self.path} holds {self.next} whole samples; the run goes on at {self.next}." if (
-                self.next
-            ) else ""
+            return (
+                f"{self.path} holds {self.next} whole samples; the run goes on at {self.next}."
+                if (self.next)
+                else ""
+            )
         parts = []
         if self.torn:
             parts.append(f"{len(self.torn)} torn ({_ranges(self.torn)})")
@@ -124,9 +126,7 @@ def _prepare(path: Path, start: int) -> Folder | None:
         if index >= following:
             os.replace(path / name, path / kept_of(name))
             kept[index] = kept_of(name)
-    missing = [
-        i for i in range(following, highest) if i not in own and i not in kept and i not in torn
-    ]
+    missing = [i for i in range(following, highest) if i not in own and i not in kept and i not in torn]
     return Folder(path, following, tuple(torn), tuple(missing), tuple(sorted(kept)))
 
 

@@ -135,9 +135,7 @@ def view(processes: Sequence[Process], now: float) -> View:
     return View(phase, line, {}, 0.0 if phase == "idle" else waited, None, tuple(processes))
 
 
-def _loading(
-    workers: Sequence[Mapping[str, Any]], now: float, processes: tuple[Process, ...]
-) -> View:
+def _loading(workers: Sequence[Mapping[str, Any]], now: float, processes: tuple[Process, ...]) -> View:
     slowest = min(workers, key=lambda said: said.get("shards", 0))
     done, total = int(slowest.get("shards", 0)), slowest.get("of")
     seconds = slowest.get("loading_seconds", 0.0) / done if done else None

@@ -39,9 +39,7 @@ def make_executor(fake_modules: Callable[..., None]) -> Callable[..., Any]:
         self: Any, method: str, args: tuple[Any, ...] = (), unique_reply_rank: int | None = None
     ) -> Any:
         self.calls.append(method)
-        answer = (
-            self.replies[method] if method in self.replies else getattr(self.worker, method)(*args)
-        )
+        answer = self.replies[method] if method in self.replies else getattr(self.worker, method)(*args)
         return [answer] if unique_reply_rank is None else answer
 
     module.MultiprocExecutor.collective_rpc = collective_rpc

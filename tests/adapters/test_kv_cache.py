@@ -65,9 +65,7 @@ def test_the_specs_are_dropped_in_the_generators_call_and_in_no_other(
 
 
 @pytest.mark.parametrize("downstream", ["speculators_0_3", "speculators_0_4"])
-def test_the_engine_core_plans_where_layouts_are_resolved(
-    make_case: MakeCase, downstream: str
-) -> None:
+def test_the_engine_core_plans_where_layouts_are_resolved(make_case: MakeCase, downstream: str) -> None:
     adapter = by_name("kv_cache.engine_core")
     assert adapter.need(make_case(downstream)) is None
     resolved = make_case(downstream, RESOLVED)
@@ -150,9 +148,7 @@ def test_the_calls_before_it_refuse_no_hybrid_model_while_an_engine_is_built(
             call({})
 
 
-def test_another_executor_is_set_up_as_ever(
-    core: Any, make_case: MakeCase, install: Install
-) -> None:
+def test_another_executor_is_set_up_as_ever(core: Any, make_case: MakeCase, install: Install) -> None:
     core.answer = SimpleNamespace(kv_cache_groups=[])
     install("kv_cache.engine_core", make_case("speculators_0_4", RESOLVED))
     ours, config, _ = engine()

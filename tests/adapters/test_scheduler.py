@@ -115,9 +115,7 @@ class Engine:
             vllm_config=SimpleNamespace(
                 parallel_config=SimpleNamespace(worker_extension_cls=extension),
                 cache_config=SimpleNamespace(block_size=BLOCK),
-                scheduler_config=SimpleNamespace(
-                    max_num_seqs=running, max_num_batched_tokens=budget
-                ),
+                scheduler_config=SimpleNamespace(max_num_seqs=running, max_num_batched_tokens=budget),
             ),
             kv_cache_config=interface.KVCacheConfig(blocks + 1, [group] * groups),
             structured_output_manager=None,
@@ -276,9 +274,7 @@ def test_whatever_the_limits_every_prompt_has_its_rows_and_none_is_preempted(
         running=st.integers(1, 32),
         groups=st.integers(1, 2),
     )
-    def check(
-        batches: list[list[int]], blocks: int, budget: int, running: int, groups: int
-    ) -> None:
+    def check(batches: list[list[int]], blocks: int, budget: int, running: int, groups: int) -> None:
         engine = build(blocks=blocks * groups, budget=budget, running=running, groups=groups)
         for lengths in batches:
             engine.check(lengths)

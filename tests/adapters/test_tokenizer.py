@@ -21,9 +21,7 @@ TRUSTED = "from_pretrained(model_path, trust_remote_code=True)"
 
 
 @pytest.mark.parametrize("downstream", ["speculators_0_3", "speculators_0_4"])
-def test_trust_is_given_where_the_next_line_has_it_already(
-    make_case: MakeCase, downstream: str
-) -> None:
+def test_trust_is_given_where_the_next_line_has_it_already(make_case: MakeCase, downstream: str) -> None:
     need = by_name("tokenizer.trust_remote_code").need(make_case(downstream))
     assert need is not None
     assert need.reason.count(f"{FILE}:") == 2
@@ -89,9 +87,7 @@ def test_nothing_is_trusted_before_or_after(tokenizers: Any) -> None:
 
 def test_a_no_stays_a_no(tokenizers: Any) -> None:
     with building(None, "/models/kimi"):
-        assert asked(tokenizers, "/models/kimi", trust_remote_code=False) == {
-            "trust_remote_code": False
-        }
+        assert asked(tokenizers, "/models/kimi", trust_remote_code=False) == {"trust_remote_code": False}
 
 
 def test_another_thread_is_not_trusted_meanwhile(tokenizers: Any) -> None:

@@ -43,9 +43,7 @@ def test_annotations_can_be_evaluated_and_the_module_is_as_before_afterwards(
     module = importlib.import_module("transformers.configuration_utils")
     with pytest.raises(NameError, match="torch"):
         typing.get_type_hints(module.PreTrainedConfig)
-    install(
-        "transformers.torch_annotation", make_case("speculators_0_4", transformers="transformers_5")
-    )
+    install("transformers.torch_annotation", make_case("speculators_0_4", transformers="transformers_5"))
     torch = importlib.import_module("torch")
     assert typing.get_type_hints(module.PreTrainedConfig)["dtype"] == torch.dtype | None
     transaction.revert()
@@ -56,9 +54,7 @@ def test_torch_is_not_imported_before_transformers_is(
     fake_modules: Callable[..., None], make_case: MakeCase, install: Install
 ) -> None:
     fake_modules("transformers_5", "torch")
-    install(
-        "transformers.torch_annotation", make_case("speculators_0_4", transformers="transformers_5")
-    )
+    install("transformers.torch_annotation", make_case("speculators_0_4", transformers="transformers_5"))
     assert "torch" not in sys.modules
     module = importlib.import_module("transformers.configuration_utils")
     assert module.torch is sys.modules["torch"]
@@ -73,9 +69,7 @@ def test_a_missing_module_can_be_imported_and_its_names_refuse_to_work(
     fake_modules("transformers_5")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(GONE)
-    install(
-        "transformers.missing_modules", make_case("speculators_0_4", transformers="transformers_5")
-    )
+    install("transformers.missing_modules", make_case("speculators_0_4", transformers="transformers_5"))
     module = importlib.import_module(GONE)
     with pytest.raises(NotImplementedError) as caught:
         module.AttentionMaskConverter(is_causal=True)

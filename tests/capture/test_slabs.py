@@ -90,9 +90,7 @@ def test_an_offer_that_can_be_opened_is_taken() -> None:
         ({"refused": "the worker gets no anonymous"}, "the worker gets no anonymous"),
     ],
 )
-def test_an_offer_that_cannot_is_refused_with_its_reason(
-    change: dict[str, object], words: str
-) -> None:
+def test_an_offer_that_cannot_is_refused_with_its_reason(change: dict[str, object], words: str) -> None:
     refused = slabs.try_offer({**slabs.offer(None), **change})
     assert words in refused
     slabs.settle(None, refused)

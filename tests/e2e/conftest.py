@@ -97,9 +97,7 @@ def cell(
             command = ["-m", "vllm_compat", "run", *command, "--already"]
         command += ["--tensor-parallel-size", str(ranks)]
         try:
-            done = paths.run(
-                command, tensor_parallel_size=ranks, environment=variables, timeout=LIMIT
-            )
+            done = paths.run(command, tensor_parallel_size=ranks, environment=variables, timeout=LIMIT)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"The cell hung: {command}") from error
         output = f"{done.stdout}\n{done.stderr}"

@@ -38,9 +38,7 @@ def test_rows_are_right(
     ("family", "adapter"), [("mistral", "config.sliding_window"), ("gemma2", "worker.capture")]
 )
 def test_without_one_adapter_rows_are_wrong(cell: Cell, family: str, adapter: str) -> None:
-    record = cell(
-        "0.16.0", "0.4.0.1", family, "--without", adapter, "--scenario", "long prompts"
-    )
+    record = cell("0.16.0", "0.4.0.1", family, "--without", adapter, "--scenario", "long prompts")
     assert record["outcome"] != "right"
     assert record["worst"] > 0.1, "no error, but other rows"
 

@@ -26,9 +26,7 @@ def paths(environment: Environment) -> EnvironmentPaths:
 def whole(paths: EnvironmentPaths, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of one run of the demo, and what it said."""
     folder = tmp_path_factory.mktemp("pipeline") / "all"
-    done = paths.run(
-        ["-m", "vllm_compat", "demo", "--pipeline", "--folder", folder], timeout=LIMIT
-    )
+    done = paths.run(["-m", "vllm_compat", "demo", "--pipeline", "--folder", folder], timeout=LIMIT)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return folder, done.stdout
 

@@ -75,8 +75,7 @@ def test_the_offline_script_unmodified_under_the_launcher(
 
 TOP = "import vllm_compat\nvllm_compat.apply()\n"
 IMPORT = (
-    "from speculators.data_generation.vllm_hidden_states_generator import"
-    " VllmHiddenStatesGenerator\n"
+    "from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator\n"
 )
 MAIN = """
 if __name__ == "__main__":
@@ -90,8 +89,7 @@ if __name__ == "__main__":
 SHAPES = {
     "apply at the top, before the imports": TOP + IMPORT + MAIN.format(inside=""),
     "apply at the top, after the imports": IMPORT + TOP + MAIN.format(inside=""),
-    "apply inside main": IMPORT
-    + MAIN.format(inside="    import vllm_compat\n    vllm_compat.apply()"),
+    "apply inside main": IMPORT + MAIN.format(inside="    import vllm_compat\n    vllm_compat.apply()"),
 }
 
 
@@ -113,9 +111,7 @@ def test_an_allow_list_that_shuts_us_out_is_named(
     program = tmp_path / "program.py"
     program.write_text(SHAPES["apply inside main"])
     paths = environment("0.16.0", "0.4.0.1")
-    done = paths.run(
-        [program, models("llama")], environment={"VLLM_PLUGINS": "another"}, timeout=LIMIT
-    )
+    done = paths.run([program, models("llama")], environment={"VLLM_PLUGINS": "another"}, timeout=LIMIT)
     assert done.returncode != 0
     assert "VLLM_PLUGINS" in done.stderr
     assert "vllm_compat" in done.stderr

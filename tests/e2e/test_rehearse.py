@@ -48,9 +48,7 @@ def test_kimi_comes_out_right(rehearse: Rehearse) -> None:
         (["--layer-ids", "2", "61"], "out of bounds"),
     ],
 )
-def test_it_fails_where_the_run_would(
-    rehearse: Rehearse, arguments: list[str], words: str
-) -> None:
+def test_it_fails_where_the_run_would(rehearse: Rehearse, arguments: list[str], words: str) -> None:
     report = rehearse("llama-3.1-8b", *arguments)
     assert report["outcome"] == "wrong", report["words"]
     assert report["exit_status"] == 1

@@ -41,9 +41,7 @@ def test_every_scenario_is_right_with_15_kv_blocks(cell: Cell, speculators: str)
         ("0.4.0.1", "deepseek_v3", 1, False),
     ],
 )
-def test_models_and_ranks(
-    cell: Cell, speculators: str, model: str, ranks: int, launcher: bool
-) -> None:
+def test_models_and_ranks(cell: Cell, speculators: str, model: str, ranks: int, launcher: bool) -> None:
     record = cell("0.16.0", speculators, model, ranks=ranks, launcher=launcher)
     assert record["outcome"] == "right", record["error"]
     assert len(record["workers"]) == ranks
@@ -76,9 +74,7 @@ ABLATION = [
 
 
 @pytest.mark.parametrize(("speculators", "adapter", "words"), ABLATION)
-def test_without_one_adapter_llama_fails(
-    cell: Cell, speculators: str, adapter: str, words: str
-) -> None:
+def test_without_one_adapter_llama_fails(cell: Cell, speculators: str, adapter: str, words: str) -> None:
     record = cell("0.16.0", speculators, "llama", "--without", adapter)
     assert record["outcome"] == "failed"
     said = record["output"] + record["error"]
@@ -87,8 +83,6 @@ def test_without_one_adapter_llama_fails(
 
 @pytest.mark.parametrize("speculators", ["0.3.0", "0.4.0.1"])
 def test_without_trust_kimis_tokenizer_is_refused(cell: Cell, speculators: str) -> None:
-    record = cell(
-        "0.16.0", speculators, "kimi_k25", "--without", "tokenizer.trust_remote_code"
-    )
+    record = cell("0.16.0", speculators, "kimi_k25", "--without", "tokenizer.trust_remote_code")
     assert record["outcome"] == "failed"
     assert "trust_remote_code" in record["error"]

@@ -235,9 +235,7 @@ def test_a_cell_that_hangs_or_leaves_nothing_is_a_failure(lab: Lab) -> None:
     assert record["plain"]["error"] == "ended with status 0 and left no record"
 
 
-def test_a_terminated_matrix_ends_what_it_has_started(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminated_matrix_ends_what_it_has_started(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.cells(cell__llama__1="hangs")
     started: list[subprocess.Popen[str]] = []
 

@@ -80,9 +80,7 @@ def test_a_dry_run_forgets(nights: Nights) -> None:
     assert state["version"] == "0.40.0.dev1"
 
 
-def test_a_run_that_fails_is_a_finding_too(
-    nights: Nights, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_is_a_finding_too(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     record = {
         "cell": "vllm-0.40.0.dev1_speculators-0.3.0_llama_tp1",
         "versions": {"vllm": "0.40.0.dev1", "speculators": "0.3.0"},

@@ -132,7 +132,6 @@ def test_changed_defaults_stand_by_themselves(form: str) -> None:
     assert "is True here and was False on 0.16.0. Since 0.18.0 (0.16.0 fits)." in shown
 
 
-
 @pytest.mark.parametrize("form", ["text", "markdown"])
 def test_a_matrix_has_every_release_and_what_stands_in_the_way(form: str) -> None:
     shown = render(report("matrix"), form)

@@ -93,16 +93,12 @@ def paths(static: Surface, live: LiveSurface, contracts: list[str]) -> Iterator[
             yield f"{module}.{name}"
             if isinstance(value, type) and value.__module__ == module:
                 yield from (
-                    f"{module}.{name}.{member}"
-                    for member in sorted(vars(value))
-                    if not internal(member)
+                    f"{module}.{name}.{member}" for member in sorted(vars(value)) if not internal(member)
                 )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--contract", action="append", default=[], metavar="PATH")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()

@@ -155,9 +155,7 @@ def calls_of(contract: Contract, symbol: str) -> tuple[CallSite, ...]:
 def called(contract: Contract, surface: Surface) -> list[str]:
     """Return the symbols that a contract calls, and whose signature is known."""
     found = {
-        s.symbol
-        for s in contract.sites
-        if s.kind is SiteKind.CALL and not s.optional and not s.star
+        s.symbol for s in contract.sites if s.kind is SiteKind.CALL and not s.optional and not s.star
     }
     return sorted(s for s in found if surface.signature(s) is not None)
 

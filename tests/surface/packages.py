@@ -28,9 +28,7 @@ def sdist(folder: Path, files: dict[str, str], version: str = "9.0.0") -> Path:
     path = folder / f"vllm-{version}.tar.gz"
     top = f"vllm-{version}"
     told = {f"{top}/PKG-INFO": f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"}
-    inside = {
-        f"{top}/vllm/{n}": textwrap.dedent(t) for n, t in {"__init__.py": "", **files}.items()
-    }
+    inside = {f"{top}/vllm/{n}": textwrap.dedent(t) for n, t in {"__init__.py": "", **files}.items()}
     with tarfile.open(path, "w:gz") as tar:
         for name, text in {**told, f"{top}/tests/__init__.py": "", **inside}.items():
             member = tarfile.TarInfo(name)

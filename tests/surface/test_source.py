@@ -334,7 +334,6 @@ class TestMembers:
         assert other is not None
         assert other.lacking == ("vllm.c.C",)
 
-
     def test_an_attribute_that_is_copied_from_another_instance(self, tmp_path: Path) -> None:
         source = """
             class One:
@@ -629,8 +628,7 @@ def test_python_agrees(tree: Path, surface: SourceSurface) -> None:
         single = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
         loose = {kind.name.lower() for kind in single}
         found = [
-            [p.name, p.kind.value, p.required or p.kind.value in loose]
-            for p in signature.parameters
+            [p.name, p.kind.value, p.required or p.kind.value in loose] for p in signature.parameters
         ]
         assert found == wanted, name
 

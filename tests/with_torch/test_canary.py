@@ -34,9 +34,7 @@ def extract(batch: Batch, dtype: Any = torch.float32) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_what_depends_on_the_prompt_alone_passes(dtype: Any) -> None:
-    seen = check_canary(
-        lambda batch: extract(batch, dtype), GIVEN, extract(GIVEN, dtype), routed=False
-    )
+    seen = check_canary(lambda batch: extract(batch, dtype), GIVEN, extract(GIVEN, dtype), routed=False)
     assert (seen.prompts, seen.worst, seen.median) == (len(GIVEN), 0.0, 0.0)
 
 

@@ -53,9 +53,7 @@ def test_what_a_scheme_ignores_stays() -> None:
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "ignore": ["lm_head", "re:.*self_attn.*"],
-        "config_groups": {
-            "group_0": {"weights": {"num_bits": 4, "symmetric": True, "group_size": 32}}
-        },
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "symmetric": True, "group_size": 32}}},
     }
     tensors = {
         "model.layers.0.self_attn.q_proj.weight": weight(32, 64),

@@ -175,9 +175,7 @@ def test_every_row_is_looked_at_whatever_the_dtype(dtype: Any, value: float, row
 
 
 @pytest.mark.parametrize(("row", "seen"), [(0, True), (2, False), (4, True)])
-def test_where_the_worker_has_looked_the_first_and_last_rows_are_enough(
-    row: int, seen: bool
-) -> None:
+def test_where_the_worker_has_looked_the_first_and_last_rows_are_enough(row: int, seen: bool) -> None:
     batch = clean()
     batch[2]["hidden_states"][1][row] = 0
     if not seen:

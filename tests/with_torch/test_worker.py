@@ -98,9 +98,7 @@ class RunnerV2(RunnerV1):
         self.execute_model(output, dummy_run=True)
 
 
-def step(
-    new: dict[str, tuple[int, int, int]], cached: dict[str, tuple[int, int]] | None = None
-) -> Any:
+def step(new: dict[str, tuple[int, int, int]], cached: dict[str, tuple[int, int]] | None = None) -> Any:
     """Make a scheduler output.
 
     ``new`` maps request ids to (computed, scheduled, prompt length), ``cached`` to (computed,

@@ -39,6 +39,5 @@ def by_name(name: str) -> Adapter:
         if adapter.name == name:
             return adapter
     raise UsageError(
-        f"This vllm_compat has no adapter {name!r}: driver and worker must run the same"
-        " vllm_compat."
+        f"This vllm_compat has no adapter {name!r}: driver and worker must run the same vllm_compat."
     )

@@ -51,9 +51,7 @@ class Case:
     findings: tuple[Finding, ...]
     roles: Roles
 
-    def found(
-        self, kind: FindingKind, symbol: str, name: str | None = None
-    ) -> tuple[Finding, ...]:
+    def found(self, kind: FindingKind, symbol: str, name: str | None = None) -> tuple[Finding, ...]:
         """Return the findings of that kind about that symbol (and parameter)."""
         return tuple(
             f

@@ -133,7 +133,6 @@ class PrefixCachingOff(Adapter):
         transaction.wrap("vllm.config:VllmConfig.__init__", switch_off)
 
 
-
 class SlidingWindow(Adapter):
     """Tell the cache configuration of the window that every layer of a model slides."""
 

@@ -52,17 +52,13 @@ class TwoPhaseStep(Adapter):
     def install(self, transaction: Transaction, plan: Plan) -> None:
         package = plan.roles.package
 
-        def complete(
-            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        def complete(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             output = wrapped(*args, **kwargs)
             if output is None and belongs(instance.vllm_config, package):
                 return instance.sample_tokens(None)
             return output
 
-        transaction.wrap(
-            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.execute_model", complete
-        )
+        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.execute_model", complete)
 
 
 class UniqueReply(Adapter):
@@ -113,9 +109,7 @@ class UniqueReply(Adapter):
     def install(self, transaction: Transaction, plan: Plan) -> None:
         package = plan.roles.package
 
-        def enlist(
-            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        def enlist(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             reply = wrapped(*args, **kwargs)
             method = args[0] if args else kwargs.get("method")
             if (
@@ -129,9 +123,7 @@ class UniqueReply(Adapter):
             states = reply[0] if listed else reply
             return [_in_input_order(states) if isinstance(states, dict) else states]
 
-        transaction.wrap(
-            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc", enlist
-        )
+        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc", enlist)
 
 
 def _in_input_order(states: dict[str, list[Any]]) -> list[Any]:

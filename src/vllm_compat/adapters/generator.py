@@ -33,17 +33,14 @@ class InputOrder(Adapter):
         sites = [
             site
             for site in case.contract.others("sorted")
-            if site.module == case.roles.generator_module
-            and site.within.endswith(".generate")
+            if site.module == case.roles.generator_module and site.within.endswith(".generate")
         ]
         if not sites:
             return None
         return Need(f"{sites[0].where} builds the results in the order of sorted request ids")
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        def reorder(
-            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        def reorder(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             results = wrapped(*args, **kwargs)
             call = current_call()
             if call is None or len(results) != len(call.prompts):

@@ -55,8 +55,7 @@ class Groups(Adapter):
 
     name = "kv_cache.groups"
     target = (
-        "unify_hybrid_kv_cache_specs and _get_kv_cache_groups_uniform_spec, as the downstream binds"
-        " them"
+        "unify_hybrid_kv_cache_specs and _get_kv_cache_groups_uniform_spec, as the downstream binds them"
     )
     vllm = ">=0.11.0,<0.29.0"
     downstream = "<0.5"
@@ -92,9 +91,7 @@ class Groups(Adapter):
         ) -> Any:
             return wrapped(*args, **kwargs) if current_build() is None else None
 
-        def grouped(
-            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        def grouped(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             build = current_build()
             if build is None:
                 return wrapped(*args, **kwargs)

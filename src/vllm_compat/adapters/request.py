@@ -39,6 +39,4 @@ class EosTokenId(Adapter):
             kwargs.pop("eos_token_id", None)
             return wrapped(*args, **kwargs)
 
-        transaction.wrap(
-            "vllm.v1.request:Request.__init__", drop, confirm=lacks("eos_token_id")
-        )
+        transaction.wrap("vllm.v1.request:Request.__init__", drop, confirm=lacks("eos_token_id"))

@@ -191,9 +191,7 @@ class WholePrompts(Adapter):
             admission.waiting.append(request)
             return None
 
-        def schedule(
-            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
+        def schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             admission = door(instance)
             if admission is None:
                 return wrapped(*args, **kwargs)

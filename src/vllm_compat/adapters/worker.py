@@ -102,9 +102,7 @@ class Capture(Adapter):
                 account.tell_transfer("replies" if refused else "shared memory", refused)
             return result
 
-        transaction.wrap(
-            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", agree
-        )
+        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", agree)
         transaction.wrap(f"{module}:{cls}._setup_hidden_states_capture", setup)
         transaction.wrap(f"{module}:{cls}._reset_capture", reset)
         transaction.wrap(f"{module}:{cls}._get_captured_states", states)

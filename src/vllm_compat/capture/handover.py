@@ -204,6 +204,4 @@ def _in_child() -> None:
     _lock.release()
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_lock.release, after_in_child=_in_child
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_lock.release, after_in_child=_in_child)

@@ -81,9 +81,7 @@ class Capture:
         model = self.runner.model
         if capture == "auxiliary" or (capture == "auto" and self._hooks_cannot_tell(count)):
             self.path = type(model).__name__
-            auxiliary.bind(
-                model, self.unique_ids, self._receive if self.active else lambda states: None
-            )
+            auxiliary.bind(model, self.unique_ids, self._receive if self.active else lambda states: None)
             return "auxiliary"
         self.path, layers = decoder(model, count)
         if self.active:

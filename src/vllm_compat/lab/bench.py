@@ -456,9 +456,7 @@ def _cp(source: Path, target: Path) -> float:
 
 
 def _filesystem(place: str) -> str:
-    done = subprocess.run(
-        ["stat", "-f", "-c", "%T", place], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["stat", "-f", "-c", "%T", place], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
@@ -531,9 +529,7 @@ def render(record: dict[str, Any]) -> str:
 
 def batches_of(record: dict[str, Any]) -> list[str]:
     """Return the batches of a record, as ``prompts x tokens``, in their order."""
-    return list(
-        dict.fromkeys(b for mode in record["modes"].values() for b in mode.get("batches", {}))
-    )
+    return list(dict.fromkeys(b for mode in record["modes"].values() for b in mode.get("batches", {})))
 
 
 def speed(record: dict[str, Any], mode: str, batch: str) -> float | None:

@@ -399,9 +399,7 @@ def _judge(
             entry["wrong"] = str(error)
             wrong.append(f"{name}: {error}")
         else:
-            entry.update(
-                worst=deviation.worst, median=deviation.median, q99=deviation.quantile_99
-            )
+            entry.update(worst=deviation.worst, median=deviation.median, q99=deviation.quantile_99)
             worst = max(worst, deviation.worst)
             if fault := _judgement(deviation, options.dtype, moe=bool(routed)):
                 wrong.append(f"{name}: {fault}")

@@ -246,9 +246,7 @@ def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return blocks, scales, stands_for.reshape(*outer, inputs)
 
 
-def fp8_blocks(
-    name: str, weight: Tensor, rows: int, columns: int
-) -> tuple[dict[str, Tensor], Tensor]:
+def fp8_blocks(name: str, weight: Tensor, rows: int, columns: int) -> tuple[dict[str, Tensor], Tensor]:
     """Return a projection in e4m3 with one scale for a block, and what it stands for."""
     import torch
 

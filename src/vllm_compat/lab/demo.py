@@ -87,9 +87,7 @@ def _demo(model: str, folder: Path) -> int:
     record_file, log = folder / "record.json", folder / "log.txt"
     command = [sys.executable, "-m", "vllm_compat.lab.cell", str(path), "--out", str(record_file)]
     with log.open("wb") as stream:
-        status = subprocess.call(
-            [*command, "--repeat", "5"], stdout=stream, stderr=subprocess.STDOUT
-        )
+        status = subprocess.call([*command, "--repeat", "5"], stdout=stream, stderr=subprocess.STDOUT)
     if not record_file.exists():
         sys.stdout.write(log.read_text(encoding="utf-8", errors="replace")[-3000:])
         print(f"\nFAILED: the extraction ended with status {status} and left no record.")

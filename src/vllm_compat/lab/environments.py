@@ -448,9 +448,7 @@ def ensure(
     """
     plan = recipe(vllm_version, transformers)
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        raise UsageError(
-            "vLLM's CPU builds on PyPI are for x86-64 Linux, which this machine is not."
-        )
+        raise UsageError("vLLM's CPU builds on PyPI are for x86-64 Linux, which this machine is not.")
     base = Path(root) if root is not None else default_root()
     checkout = Path(project) if project is not None else _checkout()
     tell = progress or (lambda _sentence: None)
@@ -674,9 +672,7 @@ def _requires(venv: Path, distribution: str) -> list[str]:
     for folder in _site_packages(venv).glob(f"{distribution}-*.dist-info"):
         text = (folder / "METADATA").read_text(encoding="utf-8")
         return [str(line) for line in HeaderParser().parsestr(text).get_all("Requires-Dist") or []]
-    raise EnvironmentBuildError(
-        f"{distribution} is not installed in {venv} after its installation."
-    )
+    raise EnvironmentBuildError(f"{distribution} is not installed in {venv} after its installation.")
 
 
 def _write_record(site_packages: Path, version: str) -> None:

@@ -532,8 +532,7 @@ def _slim(cell: Cell, found: dict[str, Any], overlay: Overlay | None) -> dict[st
         "schema_version": SCHEMA_VERSION,
         "kind": "matrix cell",
         "cell": cell.name,
-        "versions": found.get("versions")
-        or {"vllm": cell.vllm, "speculators": cell.speculators},
+        "versions": found.get("versions") or {"vllm": cell.vllm, "speculators": cell.speculators},
         "python": found.get("python"),
         "overlay": overlay is not None,
         "model": cell.model,

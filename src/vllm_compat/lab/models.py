@@ -62,9 +62,7 @@ SPECIAL_TOKENS = {
     255: "[PAD]",
 }
 # Shown to people when special tokens are skipped in decoding.
-_VISIBLE = frozenset(
-    name for name in SPECIAL_TOKENS.values() if "think" in name or "tool_call" in name
-)
+_VISIBLE = frozenset(name for name in SPECIAL_TOKENS.values() if "think" in name or "tool_call" in name)
 
 # The shape of Kimi's chats: role token, role name, <|im_middle|>, content, <|im_end|>; an assistant
 # turn opens with its thoughts, empty ones included.
@@ -136,13 +134,9 @@ def make_model(
     the last one, so that a draft has something to learn. Needs torch and safetensors.
     """
     if name not in MODEL_NAMES:
-        raise UsageError(
-            f"There is no tiny model {name!r}: choose one of {', '.join(MODEL_NAMES)}."
-        )
+        raise UsageError(f"There is no tiny model {name!r}: choose one of {', '.join(MODEL_NAMES)}.")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise UsageError(
-            f"A tiny model cannot be written in {dtype!r}: choose float32 or bfloat16."
-        )
+        raise UsageError(f"A tiny model cannot be written in {dtype!r}: choose float32 or bfloat16.")
     import torch
     from safetensors.torch import save_file
 
@@ -368,9 +362,7 @@ def _deepseek(
             weights.mlp(f"{here}.mlp", hidden, 2 * hidden)
             continue
         weights.linear(f"{here}.mlp.gate", shape.experts, hidden)
-        weights.draw(
-            f"{here}.mlp.gate.e_score_correction_bias", shape.experts, scale=0.05, float32=True
-        )
+        weights.draw(f"{here}.mlp.gate.e_score_correction_bias", shape.experts, scale=0.05, float32=True)
         for expert in range(shape.experts):
             weights.mlp(f"{here}.mlp.experts.{expert}", hidden, inner, int4=int4)
         weights.mlp(f"{here}.mlp.shared_experts", hidden, inner)

@@ -177,9 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--issue", metavar="FILE", help="write an issue's text there where something new is wrong"
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="leave the state folder as it is"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="leave the state folder as it is")
     parser.add_argument("--limit", type=float, default=matrix.LIMIT, metavar="SECONDS")
 
 

@@ -124,6 +124,5 @@ def _write_version(made: Path, version: str) -> None:
     if not module.exists():
         numbers = tuple(int(n) for n in re.findall(r"\d+", version.partition("+")[0])[:3])
         module.write_text(
-            f"__version__ = version = {version!r}\n"
-            f"__version_tuple__ = version_tuple = {numbers!r}\n"
+            f"__version__ = version = {version!r}\n__version_tuple__ = version_tuple = {numbers!r}\n"
         )

@@ -240,6 +240,4 @@ def install_lines(pair: Pair) -> dict[str, list[str]]:
         return {}
     from vllm_compat.lab.environments import install_lines as lines
 
-    return {
-        tool: lines(pair.surface.version, pair.contract.version, tool) for tool in ("uv", "pip")
-    }
+    return {tool: lines(pair.surface.version, pair.contract.version, tool) for tool in ("uv", "pip")}

@@ -398,12 +398,8 @@ def _candidate_folders(tree: Tree, package: str | None) -> Iterator[tuple[str, s
                 if (base / name / "__init__.py").is_file():
                     yield name, f"{top}/{name}" if top else name
         return
-    initials = [
-        path for path in tree.files() if path.endswith("/__init__.py") and path.count("/") <= 3
-    ]
-    folders = sorted(
-        (path[: -len("/__init__.py")] for path in initials), key=lambda f: f.count("/")
-    )
+    initials = [path for path in tree.files() if path.endswith("/__init__.py") and path.count("/") <= 3]
+    folders = sorted((path[: -len("/__init__.py")] for path in initials), key=lambda f: f.count("/"))
     taken: list[str] = []
     for folder in folders:
         name = folder.rsplit("/", 1)[-1]
@@ -544,7 +540,5 @@ def installed_package(
         raise UsageError(f"{package} is installed at {folder}, but has no Python source there.")
     files = package_at(folder, package)
     if known:
-        return PackageFiles(
-            package, files.tree, files.folder, str(known[0]), str(known[1]), str(folder)
-        )
+        return PackageFiles(package, files.tree, files.folder, str(known[0]), str(known[1]), str(folder))
     return files

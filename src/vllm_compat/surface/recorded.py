@@ -195,9 +195,7 @@ class Store:
         except FileNotFoundError:
             raise UsageError(f"There are no recorded releases in {folder}.") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"The record {folder / 'releases.json'} is damaged: {error}."
-            ) from error
+            raise UsageError(f"The record {folder / 'releases.json'} is damaged: {error}.") from error
         if found != FORMAT:
             raise UsageError(
                 f"The record {folder / 'releases.json'} has format {found}; this vllm_compat reads "
@@ -587,8 +585,7 @@ class RecordedSurface(StaticSurface):
         if known is None:
             versions = recorded_versions(folder)
             raise UsageError(
-                f"There is no record of vLLM {version}; recorded are {versions[0]} to "
-                f"{versions[-1]}."
+                f"There is no record of vLLM {version}; recorded are {versions[0]} to {versions[-1]}."
             )
         self._number = self._store.numbers[known]
         release = self._store.releases[self._number]

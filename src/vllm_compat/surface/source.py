@@ -146,11 +146,7 @@ class SourceSurface(StaticSurface):
         # Files are searched as text first: parsing all of them would take half a minute.
         word = re.escape(name).encode()
         pattern = re.compile(
-            rb"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+"
-            + word
-            + rb"\b|^[ \t]*"
-            + word
-            + rb"\s*[:=]",
+            rb"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+" + word + rb"\b|^[ \t]*" + word + rb"\s*[:=]",
             re.MULTILINE,
         )
         found = []
@@ -160,9 +156,7 @@ class SourceSurface(StaticSurface):
         return tuple(sorted(found))
 
     def _naming(self, name: str) -> Iterator[str]:
-        pattern = re.compile(
-            rb"^class[ \t]+(\w+)[ \t]*\([^)]*\b" + name.encode() + rb"\b", re.MULTILINE
-        )
+        pattern = re.compile(rb"^class[ \t]+(\w+)[ \t]*\([^)]*\b" + name.encode() + rb"\b", re.MULTILINE)
         for module, text in self._texts:
             if name.encode() in text:
                 yield from (f"{module}.{m.decode()}" for m in pattern.findall(text))

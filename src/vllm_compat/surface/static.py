@@ -158,9 +158,7 @@ def _decorator_keywords(text: str) -> dict[str, Any]:
     node = _expression(text)
     if not isinstance(node, ast.Call):
         return {}
-    return {
-        k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)
-    }
+    return {k.arg: k.value.value for k in node.keywords if k.arg and isinstance(k.value, ast.Constant)}
 
 
 class _Members(Mapping[str, SymbolKind]):

@@ -390,9 +390,7 @@ def _instance_attributes(node: ast.ClassDef) -> tuple[dict[str, list[Entry]], bo
         writes = [write for statement in statements for write in _written(statement)]
         # Names that are local to the method mean nothing elsewhere: imports are written out in
         # full, parameters are replaced by their annotation, all others are dropped.
-        typed = {
-            a.arg: _annotation(a.annotation) for a in (*arguments[1:], *method.args.kwonlyargs)
-        }
+        typed = {a.arg: _annotation(a.annotation) for a in (*arguments[1:], *method.args.kwonlyargs)}
         local = {target.id for target, _, _ in writes if isinstance(target, ast.Name)}
         aliases: dict[str, str] = {}
         for statement in statements:

@@ -34,9 +34,7 @@ def check_packing() -> None:
 def check_model(folder: Path, dtype: str) -> None:
     """Exactly the routed experts are packed, and they stand for the weights that theirs gives."""
     model = make_model("kimi_k25_int4", folder / dtype, dtype=dtype)
-    quantisation = json.loads((model / "config.json").read_text())["text_config"][
-        "quantization_config"
-    ]
+    quantisation = json.loads((model / "config.json").read_text())["text_config"]["quantization_config"]
     tensors = load_file(model / "model.safetensors")
     packed = [name for name in tensors if name.endswith(".weight_packed")]
     # Four layers, the first without experts; eight experts of three projections.

@@ -22,9 +22,7 @@ NEAR = 16
 
 def prompts_of(vocabulary: int) -> list[list[int]]:
     """Return prompts of byte-pair tokens."""
-    return [
-        [(n * 131 + i * 17 + i * i * 7) % (vocabulary - 256) for i in range(n)] for n in LENGTHS
-    ]
+    return [[(n * 131 + i * 17 + i * i * 7) % (vocabulary - 256) for i in range(n)] for n in LENGTHS]
 
 
 def main(model: str, dtype: str = "float32", tensor_parallel_size: str = "1") -> None:

@@ -133,9 +133,7 @@ def loader(files: list[str], args: argparse.Namespace) -> DataLoader[Any]:
         num_replicas=1,
         rank=0,
     )
-    return DataLoader(
-        dataset, batch_sampler=sampler, collate_fn=create_collate_fn(args.total_seq_len)
-    )
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=create_collate_fn(args.total_seq_len))
 
 
 def evaluate(model: Any, args: argparse.Namespace, folder: str, device: Any) -> dict[str, Any]:

@@ -26,9 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 
 class VllmHiddenStatesGenerator:
-    def __init__(
-        self, model_path: str, layer_ids: list[int], tensor_parallel_size: int = 1
-    ) -> None:
+    def __init__(self, model_path: str, layer_ids: list[int], tensor_parallel_size: int = 1) -> None:
         self.layer_ids = layer_ids
         self._request_counter = 0
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)

@@ -32,9 +32,7 @@ BLOCK_SIZE = 16
 
 
 class VllmHiddenStatesGenerator:
-    def __init__(
-        self, model_path: str, layer_ids: list[int], tensor_parallel_size: int = 1
-    ) -> None:
+    def __init__(self, model_path: str, layer_ids: list[int], tensor_parallel_size: int = 1) -> None:
         self.layer_ids = layer_ids
         self._request_counter = 0
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
@@ -115,6 +113,4 @@ class VllmHiddenStatesGenerator:
             self.executor.sample_tokens(model_output)
         self.scheduler.finish_requests(list(lengths), RequestStatus.FINISHED_ABORTED)
         states = self.executor.collective_rpc("_get_captured_states", unique_reply_rank=0)
-        return [
-            {"input_ids": token_ids[index[r]], "hidden_states": states[r]} for r in sorted(lengths)
-        ]
+        return [{"input_ids": token_ids[index[r]], "hidden_states": states[r]} for r in sorted(lengths)]

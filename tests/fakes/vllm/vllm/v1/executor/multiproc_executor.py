@@ -31,18 +31,14 @@ class MultiprocExecutor(Executor):
             theirs.close()
             self.workers.append((process, ours))
 
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, non_block: bool = False
-    ) -> str | None:
+    def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> str | None:
         answer: str | None = self.collective_rpc(
             "execute_model", args=(scheduler_output,), unique_reply_rank=0
         )
         return answer
 
     def sample_tokens(self, grammar_output: GrammarOutput | None, non_block: bool = False) -> str:
-        answer: str = self.collective_rpc(
-            "sample_tokens", args=(grammar_output,), unique_reply_rank=0
-        )
+        answer: str = self.collective_rpc("sample_tokens", args=(grammar_output,), unique_reply_rank=0)
         return answer
 
     def collective_rpc(

@@ -105,9 +105,7 @@ class Scheduler:
         self.finished_req_ids = set()
         return output
 
-    def finish_requests(
-        self, request_ids: str | Iterable[str], finished_status: RequestStatus
-    ) -> None:
+    def finish_requests(self, request_ids: str | Iterable[str], finished_status: RequestStatus) -> None:
         for request_id in (request_ids,) if isinstance(request_ids, str) else set(request_ids):
             request = self.requests.pop(request_id, None)
             if request is None:
