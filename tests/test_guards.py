@@ -591,13 +591,15 @@ class Built:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_workers_end_before_the_interpreter_does(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+def test_workers_end_before_the_interpreter_does(
+    monkeypatch: pytest.MonkeyPatch, plan_of: Plan, ours: bool
+) -> None:
     at_exit: list[Any] = []
     monkeypatch.setattr("atexit.register", at_exit.append)
     monkeypatch.setattr("vllm_compat.account.is_ours", lambda: ours)
     executor = Executor()
     generator = Built(executor)
-    guards._while_building(lambda *args: None, generator, ("model",), {})
+    guards._while_building(plan_of)(lambda *args: None, generator, ("model",), {})
     (shut_down,) = at_exit
     shut_down()
     assert executor.ended == int(ours)
@@ -607,7 +609,7 @@ def test_workers_end_before_the_interpreter_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_generator_that_cannot_be_built_is_the_first_cause(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, plan_of: Plan
 ) -> None:
     causes: list[str] = []
     monkeypatch.setattr("vllm_compat.account.fail", causes.append)
@@ -616,5 +618,5 @@ def test_a_generator_that_cannot_be_built_is_the_first_cause(
         raise ValueError("no\nsuch model")
 
     with pytest.raises(ValueError, match="no"):
-        guards._while_building(build, Built(Executor()), ("model",), {})
+        guards._while_building(plan_of)(build, Built(Executor()), ("model",), {})
     assert causes == ["Building the generator: ValueError: no such model"]

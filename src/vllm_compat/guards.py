@@ -8,6 +8,8 @@ every result before the caller gets it.
 from __future__ import annotations
 
 import atexit
+import importlib.util
+import inspect
 import os
 import sys
 import time
@@ -17,12 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat import account, backlog, conversations, doors, engine, progress, resume, saving
+from vllm_compat import account, backlog, conversations, doors, engine, misread, progress, resume, saving
 from vllm_compat.canary import check_canary, has_router
 from vllm_compat.environment import preprocessing_of
-from vllm_compat.errors import GuardError
+from vllm_compat.errors import GuardError, IncompatibleError, UsageError
+from vllm_compat.layers import read_config
 
 if TYPE_CHECKING:
     from vllm_compat.patching import Transaction, Wrapper
@@ -37,7 +41,7 @@ def install(transaction: Transaction, plan: Plan) -> None:
     """Enlist the guards of a plan. Call it after the adapters, so that guards see what they did."""
     transaction.owned_by("guard")
     module, _, cls = plan.roles.generator.partition(":")
-    transaction.wrap(f"{module}:{cls}.__init__", _while_building)
+    transaction.wrap(f"{module}:{cls}.__init__", _while_building(plan))
     transaction.wrap(
         f"{module}:{cls}.generate",
         _checked_generate(
@@ -54,7 +58,10 @@ def install(transaction: Transaction, plan: Plan) -> None:
         )
 
     def compared(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ours = engine.belongs(args[0] if args else kwargs.get("vllm_config"), plan.roles.package)
+        given = args[0] if args else kwargs.get("vllm_config")
+        ours = engine.belongs(given, plan.roles.package)
+        if ours:
+            refuse_misread_configured(given, plan)
         if ours and plan.environment.device == "cuda":
             check_fork()
         result = wrapped(*args, **kwargs)
@@ -86,18 +93,79 @@ def _grammar_or_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs:
     return wrapped(*args, **kwargs)
 
 
-def _while_building(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    path = kwargs.get("model_path", args[0] if args else "")
-    progress.phase("building", model=str(path))
+def _while_building(plan: Plan) -> Wrapper:
+    """Return the wrapper of a generator's construction."""
+
+    def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        path = kwargs.get("model_path", args[0] if args else "")
+        progress.phase("building", model=str(path))
+        try:
+            refuse_misread(str(path), _ranks(wrapped, args, kwargs), plan)
+            with engine.building(instance, str(path)):
+                result = wrapped(*args, **kwargs)
+        except Exception as error:
+            account.fail(f"Building the generator: {progress.describe(error)}")
+            raise
+        progress.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+        _shut_down_at_exit(instance)
+        return result
+
+    return build
+
+
+def _ranks(construct: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return the tensor parallel size that a generator is constructed with; 1 where it is not told."""
     try:
-        with engine.building(instance, str(path)):
-            result = wrapped(*args, **kwargs)
-    except Exception as error:
-        account.fail(f"Building the generator: {progress.describe(error)}")
-        raise
-    progress.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
-    _shut_down_at_exit(instance)
-    return result
+        given = inspect.signature(construct).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # it will say itself what is wrong with its arguments
+        given = dict(kwargs)
+    ranks = given.get("tensor_parallel_size", 1)
+    return ranks if isinstance(ranks, int) else 1
+
+
+def refuse_misread(model: str, ranks: int, plan: Plan) -> None:
+    """Refuse, by its configuration file, a model whose residual stream would be read wrongly.
+
+    A model whose file is not here yet is judged when vLLM's configuration is made
+    (`refuse_misread_configured`), and any model by its layers in the worker.
+
+    Raises:
+        IncompatibleError: Names the layer's class and file, why, and what to do.
+    """
+    try:
+        named = misread.architectures_of(read_config(model))
+    except UsageError:
+        return
+    _refuse_named(named, ranks, plan)
+
+
+def refuse_misread_configured(vllm_config: Any, plan: Plan) -> None:
+    """Refuse the same, before workers start, by the configuration that vLLM has made.
+
+    Raises:
+        IncompatibleError: As `refuse_misread`.
+    """
+    config = getattr(getattr(vllm_config, "model_config", None), "hf_config", None)
+    ranks = getattr(vllm_config.parallel_config, "tensor_parallel_size", 1)
+    named = getattr(config, "architectures", None) or ()
+    _refuse_named(tuple(map(str, named)), ranks, plan, vllm_config)
+
+
+def _refuse_named(named: tuple[str, ...], ranks: int, plan: Plan, configured: Any = None) -> None:
+    sentence = misread.before_loading(
+        named, ranks, plan.vllm, plan.environment.device, source=_vllm(), configured=configured
+    )
+    if sentence:
+        raise IncompatibleError(sentence)
+
+
+def _vllm() -> Path | None:
+    """Return the folder of the vLLM package, without importing it."""
+    try:
+        found = importlib.util.find_spec("vllm")
+    except ValueError:  # something that calls itself vllm stands in sys.modules without a spec
+        return None
+    return Path(found.origin).parent if found is not None and found.origin else None
 
 
 def _shut_down_at_exit(generator: Any) -> None:
