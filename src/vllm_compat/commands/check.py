@@ -40,15 +40,16 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say whether a downstream runs on a vLLM, as it is or with vllm_compat, before anything is"
         " loaded. Only source is read. Exit status: 0 usable, 1 incompatible, 2 usage error, 3"
-        " unknown; of several pairs, that of the one worst off."
+        " unknown; of several pairs, that of the one worst off. speculators 0.5 and later take hidden"
+        " states from a vLLM server, which is not served yet: unknown, with the hazards that are known."
     )
     parser.add_argument(
         "--downstream",
         action="append",
         default=[],
         metavar="NAME|PATH|WHEEL",
-        help="the library that uses vLLM: an installed distribution, a folder, a wheel or an sdist"
-        " (default: the installed speculators); may be given more than once",
+        help="the library that uses vLLM: the name of an installed distribution (no version), a folder,"
+        " a wheel or an sdist (default: the installed speculators); may be given more than once",
     )
     parser.add_argument(
         "--vllm",
@@ -240,7 +241,8 @@ def _check(
             installed = what is None or what == "installed"
             environment = _environment(source, surface, installed, python, device)
             planned = source.planned(surface, environment, keep=not history.whole)
-            pairs.append(judge(contract, surface, environment, installed, history, planned))
+            described = source.files.described
+            pairs.append(judge(contract, surface, environment, installed, history, planned, described))
     return Report(tuple(pairs), strict)
 
 
@@ -251,14 +253,19 @@ def judge(
     environment_known: bool,
     history: _History | None = None,
     planned: Planned | None = None,
+    described: bool = True,
 ) -> Pair:
     """Judge one pair.
 
     A downstream with an in-process generator is judged by the plan that ``apply()`` would put in
-    force; any other by its findings alone, since no adapter is made for it. ``history`` dates the
-    findings; without it they stay undated. ``planned`` are findings and plan where they are known.
+    force; any other by its findings alone, since no adapter is made for it. One that takes hidden
+    states from a server is never usable, since that flow is not served, and gets the hazards that are
+    known of the pair. ``history`` dates the findings; without it they stay undated. ``planned`` are
+    findings and plan where they are known; ``described`` says whether metadata gives the downstream's
+    version.
     """
     from vllm_compat.analysis.installed import refuse_unserved
+    from vllm_compat.analysis.server_flow import IN_PROCESS, UNSERVED, hazards_of, in_server_flow
     from vllm_compat.commands.report.model import Dating, Judged, Pair, Standing, Verdict
     from vllm_compat.errors import IncompatibleError
 
@@ -286,8 +293,14 @@ def judge(
         changed = history.changed_defaults(findings, dates, surface)
         judged += tuple(Judged(f, Standing.POSSIBLE, (), date) for f, date in changed)
 
-    notes = []
-    if not plan:
+    server_flow = in_server_flow(contract)
+    known = contract.version if described else ""
+    hazards = hazards_of(known, surface.version) if server_flow else ()
+    notes: list[str] = []
+    if server_flow:
+        notes += _server_flow_notes(contract, surface, described)
+        notes.append(IN_PROCESS)
+    elif not plan:
         notes.append(
             refused
             if contract.package == DEFAULT
@@ -306,12 +319,15 @@ def judge(
         notes.append(
             "No device was found: adapters that depend on it are not listed; --device names one."
         )
-    if surface.version == "unknown":
+    if surface.version == "unknown" and not server_flow:
         notes.append("This vLLM does not say its version; it is judged by its source alone.")
 
     unmet = sum(j.standing is Standing.UNMET for j in judged)
     possible = sum(j.standing is Standing.POSSIBLE and not j.finding.home for j in judged)
-    if not contract.sites:
+    if server_flow and not unmet:
+        verdict = Verdict.UNKNOWN
+        reason = f"{UNSERVED}. Known of this pair: {_count(len(hazards), 'hazard')}."
+    elif not contract.sites:
         verdict = Verdict.UNKNOWN
         reason = f"{contract.name} does not use vLLM, as far as its source can be followed."
     elif unmet or (plan and refused):
@@ -339,7 +355,35 @@ def judge(
         plan,
         judged,
         tuple(notes),
+        hazards,
     )
+
+
+def _server_flow_notes(contract: Contract, surface: Surface, described: bool) -> Iterator[str]:
+    """Say what the hazards of a pair rest on."""
+    from packaging.version import Version
+
+    from vllm_compat.analysis.server_flow import FIRST, release_of
+
+    yield (
+        f"{contract.name} {contract.version} takes hidden states from a vLLM server (`vllm serve` with"
+        " the extract_hidden_states method); flags are as its own launcher, scripts/launch_vllm.py,"
+        " gives them."
+    )
+    version = release_of(contract.version) if described else None
+    if version is None or version < Version(FIRST):
+        yield (
+            "No metadata says which release of the downstream this is, and what its source says can be"
+            " wrong: hazards of all its releases are listed. An installed distribution or a wheel says"
+            " it."
+        )
+    elif version >= Version("0.8"):
+        yield (
+            "The launcher is in no wheel; for 0.8 and later the one in speculators' repository of August"
+            " 2026 is assumed."
+        )
+    if release_of(surface.version) is None:
+        yield "This vLLM does not say its release: hazards of all releases are listed."
 
 
 def _count(number: int, noun: str) -> str:
