@@ -9,7 +9,7 @@ import pytest
 
 from lab import environments
 
-PROGRAM = Path(__file__).parents[1] / "surface" / "compare_live.py"
+PROGRAM = Path(__file__).parents[1] / "analysis" / "surface" / "compare_live.py"
 
 pytestmark = pytest.mark.e2e
 
