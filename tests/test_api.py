@@ -115,9 +115,9 @@ def test_public_functions_stay_functions_whatever_order_submodules_are_imported_
 
 
 def test_a_single_name_is_one_downstream_and_not_its_letters() -> None:
-    with pytest.raises(vllm_compat.errors.UsageError, match="no_such_library is not installed"):
+    with pytest.raises(vllm_compat.errors.UsageError, match="no-such-library is not installed"):
         vllm_compat.check("no-such-library", "0.33.0")
-    with pytest.raises(vllm_compat.errors.UsageError, match="no_such_library is not installed"):
+    with pytest.raises(vllm_compat.errors.UsageError, match="no-such-library is not installed"):
         vllm_compat.diff("0.16.0", "0.33.0", "no-such-library")
 
 
