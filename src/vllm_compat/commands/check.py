@@ -184,7 +184,7 @@ def check(
     python: str | None = None,
     device: str | None = None,
     strict: bool = False,
-    cache: bool = False,
+    cache: bool | str | Path = False,
 ) -> Report:
     """Say whether each downstream runs on each vLLM, before anything is loaded.
 
@@ -201,11 +201,12 @@ def check(
         device: Where vLLM computes, ``"cpu"``, ``"cuda"`` or ``"rocm"``; by default what the
             environment shows.
         strict: Let an unknown verdict count as incompatible in ``exit_status``.
-        cache: Keep what was read in the user's cache folder, and use what is there.
+        cache: A folder to keep what was read in, and to take it from; True for the user's cache
+            folder, where ``vllm-compat check`` keeps it.
 
     Returns:
         The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with the shim"``,
-        ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings`` and ``plan``;
+        ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings``, ``hazards`` and ``plan``;
         ``verdict`` of the pair that is worst off; ``exit_status``, 0 usable, 1 incompatible, 3
         unknown.
 
@@ -223,7 +224,8 @@ def check(
 
     if device not in (None, *DEVICES):
         raise UsageError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}.")
-    memory = Memory(cache_folder() if cache else None)
+    folder = cache_folder() if cache is True else Path(cache) if cache else None
+    memory = Memory(folder)
     with uncollected():
         return _check(
             _several(downstreams), _several(vllms), all_releases, python, device, strict, memory
