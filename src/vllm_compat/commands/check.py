@@ -206,9 +206,9 @@ def check(
 
     Returns:
         The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with the shim"``,
-        ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings``, ``hazards`` and ``plan``;
-        ``verdict`` of the pair that is worst off; ``exit_status``, 0 usable, 1 incompatible, 3
-        unknown.
+        ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings``, ``hazards`` and
+        ``plan``; ``verdict`` of the pair that is worst off; ``exit_status``, 0 usable, 1
+        incompatible, 3 unknown.
 
     Raises:
         UsageError: Something can't be read, or ``device`` is none; one sentence says what.
