@@ -1,4 +1,4 @@
-"""The maintainers' commands, from a checkout: ``python -m lab COMMAND``.
+"""The maintainers' commands, from a checkout: ``python3 -m lab COMMAND``.
 
 Exit status: 0 done, 1 something is wrong, 2 usage error.
 """
@@ -34,19 +34,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return the parser; only the chosen command's options are set up, and its modules imported."""
     parser = argparse.ArgumentParser(
-        prog="python -m lab", description="Run stock speculators on real vLLM releases, from a checkout."
+        prog="python3 -m lab",
+        usage="python3 -m lab [-h] COMMAND ...",
+        description="For maintainers, from a checkout of vllm_compat: run stock speculators on real vLLM"
+        " releases, and keep the recorded releases up to date. Users need none of this.",
+        epilog="python3 -m lab COMMAND --help shows the options of a command.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog=parser.prog)
     for name, (summary, set_up) in COMMANDS.items():
-        sentence = f"{summary[0].upper()}{summary[1:]}."
-        command = commands.add_parser(name, help=summary, description=sentence)
+        command = commands.add_parser(name, help=summary, description=f"{summary}.")
         if name in arguments:
             set_up(command)
     return parser
 
 
 def _set_up_record(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "python -m lab record [--version V] (SOURCE ... | --published [V ...])"
+    parser.usage = "python3 -m lab record [--version V] (SOURCE ... | --published [V ...])"
     parser.add_argument("source", nargs="*", help="a wheel, an sdist or a folder that holds vLLM")
     parser.add_argument("--version", metavar="V", help="record the source as this version")
     parser.add_argument(
@@ -88,9 +91,9 @@ def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "record": ("record the surface of a vLLM release or nightly", _set_up_record),
-    "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
-    "nightly": ("judge and run a vLLM that is not released yet", _set_up_nightly),
+    "record": ("Record what a vLLM release or nightly offers, so that check knows it", _set_up_record),
+    "matrix": ("Run stock speculators on real vLLM releases, and keep one record a run", _set_up_matrix),
+    "nightly": ("Check and run a vLLM that is not released yet, and say what is new", _set_up_nightly),
 }
 
 

@@ -56,7 +56,6 @@ def test_the_drivers_side_imports_neither_vllm_nor_torch_nor_a_downstream(module
 
 
 def test_the_public_names_are_there() -> None:
-    assert set(vllm_compat.__all__) == {"Status", "__version__", "apply", "revert", "status"}
     for name in vllm_compat.__all__:
         assert getattr(vllm_compat, name) is not None
 

@@ -53,3 +53,14 @@ def test_each_step_is_a_command_that_runs_on_a_laptop(words: list[str]) -> None:
         assert (ROOT / words[1]).is_file()
     else:
         assert words[0] in ("python3", "actionlint", "sudo")
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_the_lab_runs_on_the_checkout_that_it_is_in(workflow: Path) -> None:
+    """The lab is in no wheel: it is found in the checkout, and so must the library be."""
+    content = yaml.safe_load(workflow.read_text(encoding="utf-8"))
+    for name, job in content["jobs"].items():
+        lines = [line for step in job["steps"] for line in step.get("run", "").splitlines()]
+        first = next((at for at, line in enumerate(lines) if "python3 -m lab" in line), None)
+        if first is not None:
+            assert "python3 -m pip install --editable ." in lines[:first], name

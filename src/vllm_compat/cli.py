@@ -20,17 +20,19 @@ Command = Callable[[argparse.Namespace], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser(next((word for word in arguments if not word.startswith("-")), None))
-    try:
-        options, rest = _split(parser, arguments)
-    except VllmCompatError as error:
-        print(f"vllm-compat: {error}", file=sys.stderr)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    if chosen in MOVED:
+        print(
+            f"vllm-compat: `{chosen}` is a maintainers' command: run `python3 -m lab {chosen}` from a"
+            " checkout of vllm_compat.",
+            file=sys.stderr,
+        )
         return 2
+    parser = _parser(chosen)
+    options = parser.parse_args(arguments)
     if not hasattr(options, "command"):
         parser.print_help()
         return 0
-    if rest is not None:
-        options.argv = rest
     command: Command = options.command
     try:
         return command(options)
@@ -45,63 +47,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-_RUN_OPTIONS = ("--capture", "--transfer", "--without", "--record", "--log", "--status-file", "--every")
-"""The options of ``run`` that a value follows."""
-
-
-def _split(
-    parser: argparse.ArgumentParser, arguments: list[str]
-) -> tuple[argparse.Namespace, list[str] | None]:
-    """Parse, leaving everything behind ``run``'s program to that program."""
-    if arguments[:1] != ["run"]:
-        return parser.parse_args(arguments), None
-    own = ["run"]
-    rest = arguments[1:]
-    while rest and rest[0].startswith("-"):
-        word = rest.pop(0)
-        own.append(word)
-        if word == "-m":
-            break
-        if word in _RUN_OPTIONS and rest:
-            own.append(rest.pop(0))
-    options = parser.parse_args(own)
-    if not rest:
-        parser.error("run needs a script, or -m and a module")
-    return options, rest
-
-
 def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """Return the parser; only the chosen command's options are set up, and its modules imported."""
     parser = argparse.ArgumentParser(
         prog="vllm-compat",
+        usage="vllm-compat [-h] [--version] COMMAND ...",
         description="Run stock speculators on the vLLM that is installed, and say before anything"
         " loads whether that will work.",
+        epilog=_overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=vllm_compat.__version__)
-    # With its name given, argparse formats no help text to find it out.
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog=parser.prog)
+    # The epilog lists the commands, in groups, which argparse has not. With its name given, argparse
+    # formats no help text to find it out.
+    commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS)
     for name, (summary, set_up) in COMMANDS.items():
-        sentence = f"{summary[0].upper()}{summary[1:]}."
-        command = commands.add_parser(name, help=summary, description=sentence)
+        # An abbreviated option of ours must not be looked for among the words of `run`'s program.
+        command = commands.add_parser(name, description=f"{summary}.", allow_abbrev=name != "run")
         if name == chosen:
             set_up(command)
     return parser
 
 
+def _overview() -> str:
+    """Return the commands in their groups."""
+    width = max(map(len, COMMANDS))
+    groups = (
+        "\n".join([f"{title}:", *(f"  {name:{width}}  {COMMANDS[name][0]}" for name in names)])
+        for title, names in GROUPS.items()
+    )
+    return "\n\n".join([*groups, "vllm-compat COMMAND --help shows the options of a command."])
+
+
 def _set_up_run(parser: argparse.ArgumentParser) -> None:
     from vllm_compat.analysis.environment import CAPTURES
 
-    parser.usage = (
-        "vllm-compat run [--log FILE] [--status-file FILE] [--record FILE] [--every S] [--leave-folder]"
-        " [--capture C] [--transfer T] [--no-canary] [--without ADAPTER]"
-        " (SCRIPT | -m MODULE) [ARGS ...]"
-    )
+    parser.usage = "vllm-compat run [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.description = (
-        "Run a program that has never heard of vllm_compat in a supervised child: same arguments,"
-        " same exit status, signals handed on. Its samples are saved whole and in order; torn and"
-        " missing ones in its --output-dir are made again."
+        "Run a program that knows nothing of vllm_compat, unmodified, in a supervised child process:"
+        " same arguments, same exit status, signals passed on. Samples are saved whole and in order;"
+        " torn and missing ones in the program's --output-dir are made again. Options of run stand"
+        " before the program, the program's own behind it."
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="run a module, as `python -m` does"
+    )
     parser.add_argument(
         "--capture",
         default="auto",
@@ -112,7 +102,7 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         "--canary",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="repeat prompts of the first batch and compare their rows before going on",
+        help="run prompts of the first batch again, alone and mixed, and stop unless their rows agree",
     )
     parser.add_argument(
         "--transfer",
@@ -121,31 +111,43 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         help="how rows leave the worker (auto: shared memory; rpc: pickled replies, as stock)",
     )
     parser.add_argument(
-        "--without", action="append", default=[], metavar="ADAPTER", help="leave an adapter out"
+        "--without", action="append", default=[], metavar="ADAPTER", help="leave this adapter out"
     )
-    parser.add_argument("--record", metavar="FILE", help="write what happened to this JSON file")
+    parser.add_argument("--record", metavar="FILE", help="write a record of the run to this JSON file")
     parser.add_argument(
-        "--log", metavar="FILE", help="append the program's output to this file, and show a status line"
+        "--log",
+        metavar="FILE",
+        help="append the program's output to this file, and show a status line instead",
     )
     parser.add_argument(
-        "--status-file", metavar="FILE", help="keep the state of the run in this JSON file"
+        "--status-file",
+        metavar="FILE",
+        help="keep the state of the run in this JSON file, for `vllm-compat status`",
     )
     parser.add_argument(
-        "--every", type=float, default=30.0, metavar="S", help="seconds between two plain status lines"
+        "--every",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds between two status lines where there is no terminal (default: 30)",
     )
     parser.add_argument(
         "--leave-folder",
         action="store_true",
         help="do not look for torn and missing samples in the program's --output-dir",
     )
+    # As torchrun does: all from the first word that is no option of ours on is the program's.
+    parser.add_argument(
+        "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
+    )
     parser.set_defaults(command=_run)
 
 
 def _set_up_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="what `run --status-file FILE` keeps")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("file", metavar="FILE", help="the file that was given to `run --status-file`")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
-        "--follow", type=float, metavar="S", help="again every S seconds, until the run has ended"
+        "--follow", type=float, metavar="S", help="show it again every S seconds until the run has ended"
     )
     parser.set_defaults(command=_status)
 
@@ -167,31 +169,48 @@ def _set_up_diff(parser: argparse.ArgumentParser) -> None:
 def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
     _add_run_arguments(parser)
     parser.add_argument(
-        "--device-capability", metavar="X.Y", help="ask about a device that need not be here: 12.0"
+        "--device-capability", metavar="X.Y", help="GPU compute capability to simulate, e.g. 12.0"
     )
-    parser.add_argument("--device-memory", metavar="SIZE", help="memory of one device: 96GiB")
-    parser.add_argument("--samples", type=int, metavar="N", help="how many samples will be saved")
-    parser.add_argument("--output-dir", metavar="DIR", help="where they will be saved")
+    parser.add_argument("--device-memory", metavar="SIZE", help="memory of one GPU, e.g. 96GiB")
     parser.add_argument(
-        "--read-speed", metavar="SIZE", help="of the disk with the weights, a second: 3GiB (measured)"
+        "--samples",
+        type=int,
+        metavar="N",
+        help="how many samples will be saved, for the disk space that they take",
     )
-    parser.add_argument("--static", action="store_true", help="leave out what has to be asked from vLLM")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--output-dir", metavar="DIR", help="the folder that they will be saved in")
+    parser.add_argument(
+        "--read-speed",
+        metavar="SIZE",
+        help="how much of the weights the disk reads per second, e.g. 3GiB (default: measured)",
+    )
+    parser.add_argument(
+        "--static",
+        action="store_true",
+        help="only read files; do not start vLLM to ask what it would choose",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_preflight)
 
 
 def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
     _add_run_arguments(parser)
     parser.add_argument(
-        "--without", action="append", default=[], metavar="ADAPTER", help="leave an adapter out"
+        "--without", action="append", default=[], metavar="ADAPTER", help="leave this adapter out"
     )
-    parser.add_argument("--capture", default="auto", help="how hidden states are captured")
     parser.add_argument(
-        "--dequantised", action="store_true", help="rehearse without the quantised kernels"
+        "--capture", default="auto", help="how hidden states are captured (default: auto)"
     )
-    parser.add_argument("--log", metavar="FILE", help="append the run's output to this file")
-    parser.add_argument("--keep", metavar="DIR", help="keep the small model and the records here")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--dequantised",
+        action="store_true",
+        help="use unquantised weights, where this build lacks the quantised kernels",
+    )
+    parser.add_argument("--log", metavar="FILE", help="append the rehearsal's output to this file")
+    parser.add_argument(
+        "--keep", metavar="DIR", help="keep the small model and the records in this folder"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_rehearse)
 
 
@@ -200,40 +219,59 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
     parser.add_argument(
         "--tensor-parallel-size", "--tp-size", "--devices", dest="devices", type=int, default=1,
-        metavar="N",
+        metavar="N", help="how many GPUs one copy of the model is spread over (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--max-model-len", "--max-seq-len", "--seq-length", dest="length", type=int, default=2048,
-        metavar="N",
+        metavar="N", help="tokens of the longest sample (default: 2048)",
     )  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=8, metavar="N")
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.8, metavar="F")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, metavar="N", help="samples in one batch (default: 8)"
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.8,
+        metavar="F",
+        help="share of a GPU's memory that vLLM may use (default: 0.8)",
+    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a model's folder, its config.json, or a cached hub id")
     parser.add_argument(
-        "--layer-ids", nargs="+", type=int, metavar="K", help="in-process ids (stock's own choice)"
+        "model", help="a model's folder, its config.json, or the hub id of a cached model"
+    )
+    parser.add_argument(
+        "--layer-ids",
+        nargs="+",
+        type=int,
+        metavar="K",
+        help="speculators' ids of the layers to extract (default: stock's own choice)",
     )
 
 
 def _set_up_layers(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_layers)
 
 
 def _set_up_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="a folder of data_<i>.pt or safetensors")
+    parser.add_argument("folder", metavar="DIR", help="a folder of data_<i>.pt or hs_<i>.safetensors")
     parser.add_argument(
-        "--batch-size", type=int, metavar="N", help="the one that all runs had, where it is known"
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="the --batch-size that all extraction runs had, if it is known",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="reading threads")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--repair", action="store_true", help="do what is certain to be right")
-    parser.add_argument("--backup", metavar="DIR", help="where repair keeps every original")
-    parser.add_argument("--dry-run", action="store_true", help="only say what repair would do")
+    parser.add_argument("--jobs", type=int, metavar="N", help="number of reading threads")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument(
+        "--repair", action="store_true", help="apply safe repairs (originals go to --backup)"
+    )
+    parser.add_argument("--backup", metavar="DIR", help="the folder that --repair keeps originals in")
+    parser.add_argument("--dry-run", action="store_true", help="only say what --repair would do")
     parser.set_defaults(command=_verify)
 
 
@@ -251,37 +289,55 @@ def _set_up_bench(parser: argparse.ArgumentParser) -> None:
 
 def _set_up_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="kimi_k25", choices=["llama", "deepseek_v3", "kimi_k25"])
-    parser.add_argument("--folder", metavar="DIR", help="keep the model and the record here")
+    parser.add_argument("--folder", metavar="DIR", help="keep the model and the record in this folder")
     parser.add_argument(
         "--pipeline",
         action="store_true",
-        help="all four steps on the tiny Kimi, from conversations to a trained draft",
+        help="run all four steps on a tiny Kimi-K2.5, from conversations to a trained draft",
     )
     parser.add_argument(
-        "--without", action="append", default=[], metavar="ADAPTER", help="with --pipeline: see it fail"
+        "--without",
+        action="append",
+        default=[],
+        metavar="ADAPTER",
+        help="with --pipeline: leave this adapter out, and see what fails",
     )
     parser.set_defaults(command=_demo)
 
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
-    "check": ("say what will work, before anything loads", _set_up_check),
-    "run": ("run an unmodified program with vllm_compat in force", _set_up_run),
-    "rehearse": ("run a small model of the same kind first, and judge its rows", _set_up_rehearse),
-    "preflight": ("say what a run will meet, without weights or a GPU", _set_up_preflight),
-    "status": ("say what a run is doing", _set_up_status),
-    "layers": ("show a model's layer ids in every numbering", _set_up_layers),
-    "verify": ("check a folder of extracted hidden states", _set_up_verify),
-    "adapters": ("list the adapters and what each is good for", _set_up_adapters),
-    "diff": ("show what changed between two vLLM releases", _set_up_diff),
-    "bench": ("measure extraction against plain vLLM prefill", _set_up_bench),
-    "demo": ("extract hidden states of a tiny model, and judge them", _set_up_demo),
+    "check": ("Say whether speculators runs on a vLLM, and what would make it run", _set_up_check),
+    "preflight": ("Say what a run on a model will meet, without weights or a GPU", _set_up_preflight),
+    "rehearse": ("Run a small model of the same kind first, and check its rows", _set_up_rehearse),
+    "layers": ("Show which layers the ids of a model mean, in every numbering", _set_up_layers),
+    "run": ("Run an unmodified program with vllm_compat in force", _set_up_run),
+    "status": ("Show what a run is doing", _set_up_status),
+    "verify": ("Find wrong samples in a folder of hidden states, and repair them", _set_up_verify),
+    "adapters": ("List the adapters: what each changes, why, and until when", _set_up_adapters),
+    "diff": ("Show what changed between two vLLMs for what speculators uses", _set_up_diff),
+    "bench": ("Measure how fast extraction is, against plain vLLM prefill", _set_up_bench),
+    "demo": ("Extract hidden states of a tiny model, and check them", _set_up_demo),
 }
+
+GROUPS = {
+    "before a run": ("check", "preflight", "rehearse", "layers"),
+    "the run": ("run", "status"),
+    "after it": ("verify",),
+    "about vllm_compat and vLLM": ("adapters", "diff", "bench", "demo"),
+}
+
+MOVED = ("matrix", "nightly", "record")
+"""Commands of an earlier release that are `python3 -m lab`'s now."""
 
 
 def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from vllm_compat.commands.run.launch import LaunchOptions, run
+
+    argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
+    if not argv:
+        raise UsageError("run needs a script, or -m and a module, to run.")
 
     def path(given: str | None) -> Path | None:
         return Path(given) if given else None
@@ -299,7 +355,7 @@ def _run(options: argparse.Namespace) -> int:
             "canary": options.canary,
         },
     )
-    return run(options.argv, module=options.module, options=chosen)
+    return run(argv, module=options.module, options=chosen)
 
 
 def _status(options: argparse.Namespace) -> int:

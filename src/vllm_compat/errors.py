@@ -1,4 +1,11 @@
-"""The errors that vllm_compat raises: one sentence each, saying what, where and what to do."""
+"""The errors that vllm_compat raises: one sentence each, saying what, where and what to do.
+
+Example:
+    >>> try:
+    ...     vllm_compat.apply()
+    ... except vllm_compat.errors.IncompatibleError as error:
+    ...     sys.exit(f"This vLLM cannot be used: {error}")
+"""
 
 from __future__ import annotations
 

@@ -199,14 +199,14 @@ def test_findings_and_plan_survive(release: str) -> None:
 
 @pytest.mark.parametrize("release", ["0.11.0", "0.26.0", "0.33.0"])
 def test_a_check_says_the_same_from_memory(folder: Path, release: str) -> None:
-    def told(where: Memory | None) -> Any:
-        return as_record(check([wheel("0.4.0")], [release], memory=where))
+    def told(where: Path | bool) -> Any:
+        return as_record(check([wheel("0.4.0")], [release], cache=where))
 
-    expected = told(None)
-    assert told(Memory(folder)) == expected
+    expected = told(False)
+    assert told(folder) == expected
     kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert len(kept) >= 3
-    assert told(Memory(folder)) == expected
+    assert told(folder) == expected
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept
 
 
@@ -216,7 +216,7 @@ def test_an_edit_of_the_downstream_is_seen(tmp_path: Path, folder: Path) -> None
     source = package / "__init__.py"
 
     def sites() -> Iterator[str]:
-        (pair,) = check([package], ["0.26.0"], memory=Memory(folder)).pairs
+        (pair,) = check([package], ["0.26.0"], cache=folder).pairs
         return (site.symbol for site in pair.contract.sites)
 
     source.write_text("from vllm import LLM\n")
@@ -234,7 +234,7 @@ def test_an_edit_of_vllm_is_seen(tmp_path: Path, folder: Path) -> None:
     (package / "__init__.py").write_text("from vllm.a import f\nf(1)\n")
 
     def found() -> list[str]:
-        (pair,) = check([package], [tmp_path / "site"], memory=Memory(folder)).pairs
+        (pair,) = check([package], [tmp_path / "site"], cache=folder).pairs
         return [judged.finding.detail for judged in pair.findings]
 
     assert found() == found() == []

@@ -19,8 +19,8 @@ from lab.matrix import Cell, Matrix, Options
 from lab.matrix_report import Outcome
 from lab.overlay import make_overlay
 
+from lab import __main__ as cli
 from lab import environments, matrix, matrix_report
-from vllm_compat import cli
 from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError
 

@@ -74,8 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calls", type=int, default=5, metavar="N", help="timed calls a batch (5)")
     parser.add_argument("--modes", default=",".join(DEFAULT_MODES), help=f"of {','.join(MODES)}")
     parser.add_argument("--layer-ids", type=int, nargs="+", metavar="K", help="(stock's own choice)")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.8, metavar="X")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="(default: 1)")
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=0.8, metavar="F", help="(default: 0.8)"
+    )
     parser.add_argument(
         "--save", action="append", default=[], metavar="DIR", help="also save into a new folder there"
     )

@@ -119,7 +119,6 @@ def run_check(options: argparse.Namespace) -> int:
     """
     import gc
 
-    from vllm_compat.analysis.cache import Memory, cache_folder
     from vllm_compat.analysis.surface.syntax import uncollected
     from vllm_compat.commands.report import render, show
 
@@ -131,7 +130,7 @@ def run_check(options: argparse.Namespace) -> int:
             python=options.python,
             device=options.device,
             strict=options.strict,
-            memory=Memory(None if options.no_cache else cache_folder()),
+            cache=not options.no_cache,
         )
         gc.freeze()  # all that was read stays in use to the end: don't walk it then
     if options.output:
@@ -178,35 +177,64 @@ def _write(path: str, text: str) -> None:
 
 
 def check(
-    downstreams: Sequence[str | Path] = (),
-    vllms: Sequence[str | Path] = (),
+    downstreams: str | Path | Sequence[str | Path] = (),
+    vllms: str | Path | Sequence[str | Path] = (),
     *,
     all_releases: bool = False,
     python: str | None = None,
     device: str | None = None,
     strict: bool = False,
-    memory: Memory | None = None,
+    cache: bool | str | Path = False,
 ) -> Report:
-    """Judge each downstream on each vLLM.
+    """Say whether each downstream runs on each vLLM, before anything is loaded.
+
+    Only source is read: nothing of vLLM, torch or the downstream is imported, and no GPU is needed.
+    One pair takes about a second.
 
     Args:
-        downstreams: Distribution names, folders, wheels or sdists; by default ``speculators``.
-        vllms: Versions of recorded releases, folders, wheels or sdists; by default what is
-            installed, or nothing more where ``all_releases`` is given.
+        downstreams: Distribution names, folders, wheels or sdists, one or several; by default the
+            installed ``speculators``.
+        vllms: Versions of recorded releases (``"0.33.0"``), source trees, wheels or sdists, one or
+            several; by default the installed vLLM, or none more where ``all_releases`` is given.
         all_releases: Also judge every recorded release.
         python: Another interpreter, in whose environment installed packages are looked for.
-        device: Where vLLM computes, ``cpu``, ``cuda`` or ``rocm``.
-        strict: Count an unknown verdict as incompatible in the exit status.
-        memory: Where what was read before is kept; nothing is by default.
+        device: Where vLLM computes, ``"cpu"``, ``"cuda"`` or ``"rocm"``; by default what the
+            environment shows.
+        strict: Let an unknown verdict count as incompatible in ``exit_status``.
+        cache: A folder to keep what was read in, and to take it from; True for the user's cache
+            folder, where ``vllm-compat check`` keeps it.
+
+    Returns:
+        The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with the shim"``,
+        ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings``, ``hazards`` and
+        ``plan``; ``verdict`` of the pair that is worst off; ``exit_status``, 0 usable, 1
+        incompatible, 3 unknown.
 
     Raises:
-        UsageError: Something can't be read; one sentence says what.
-    """
-    from vllm_compat.analysis.cache import Memory
-    from vllm_compat.analysis.surface.syntax import uncollected
+        UsageError: Something can't be read, or ``device`` is none; one sentence says what.
 
+    Example:
+        >>> report = vllm_compat.check("speculators", "0.33.0")
+        >>> for pair in report.pairs:
+        ...     print(pair.title, pair.verdict.value, pair.reason)
+    """
+    from vllm_compat.analysis.cache import Memory, cache_folder
+    from vllm_compat.analysis.surface.syntax import uncollected
+    from vllm_compat.errors import UsageError
+
+    if device not in (None, *DEVICES):
+        raise UsageError(f"device is {device!r}; it must be one of {', '.join(DEVICES)}.")
+    folder = cache_folder() if cache is True else Path(cache) if cache else None
+    memory = Memory(folder)
     with uncollected():
-        return _check(downstreams, vllms, all_releases, python, device, strict, memory or Memory(None))
+        return _check(
+            _several(downstreams), _several(vllms), all_releases, python, device, strict, memory
+        )
+
+
+def _several(given: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    """Return what was given as a sequence: a string is one name, not its characters."""
+    return (given,) if isinstance(given, (str, Path)) else given
 
 
 def _check(
@@ -785,14 +813,31 @@ def _ask(python: str, surface: Surface) -> tuple[Environment, str | None]:
 def diff(
     a: str | Path,
     b: str | Path,
-    downstreams: Sequence[str | Path] = (),
+    downstreams: str | Path | Sequence[str | Path] = (),
     *,
     all_symbols: bool = False,
     python: str | None = None,
 ) -> Difference:
-    """Compare two vLLMs by the symbols that downstreams use, or by all that ``vllm.v1`` defines.
+    """Compare two vLLMs, parameter by parameter, by the symbols that downstreams use.
 
-    Raises :class:`~vllm_compat.errors.UsageError` where something can't be read.
+    Args:
+        a: A recorded release's version, a source tree, a wheel, an sdist, or ``"installed"``.
+        b: Likewise: what to compare it with.
+        downstreams: Whose symbols to look at: distribution names, folders, wheels or sdists, one or
+            several; by default the installed ``speculators``.
+        all_symbols: Look at all that ``vllm.v1`` and ``vllm.config`` define, whoever uses it.
+        python: Another interpreter, in whose environment installed packages are looked for.
+
+    Returns:
+        The names that changed in ``changes``, each with ``kind``, ``symbol``, its ``details`` and the
+        call ``sites`` that use it; ``looked_at`` counts the symbols compared.
+
+    Raises:
+        UsageError: Something can't be read; one sentence says what.
+
+    Example:
+        >>> found = vllm_compat.diff("0.16.0", "0.33.0", "speculators")
+        >>> [change.symbol for change in found.changes if change.kind == "removed"]
     """
     from vllm_compat.analysis.downstream import read_contract
     from vllm_compat.analysis.surface import open_surface
@@ -801,5 +846,5 @@ def diff(
     before, after = open_surface(a, python=python), open_surface(b, python=python)
     if all_symbols:
         return compare_all(before, after)
-    contracts = [read_contract(what, python=python) for what in downstreams or (None,)]
+    contracts = [read_contract(what, python=python) for what in _several(downstreams) or (None,)]
     return compare_used(before, after, contracts)

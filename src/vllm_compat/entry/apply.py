@@ -102,7 +102,8 @@ def apply(
         without: Adapters to leave out although they are needed, to see what they are good for.
 
     Returns:
-        What is in force.
+        What is in force: ``plan`` with the adapters and the reason of each, ``patches`` one by one,
+        ``seconds`` that planning and patching took.
 
     Raises:
         UsageError: vLLM or the downstream is missing, an option makes no sense, or vllm_compat is
@@ -110,6 +111,11 @@ def apply(
         IncompatibleError: vLLM is too old, the downstream has no in-process generator, a drift has
             no adapter, or ``VLLM_PLUGINS`` keeps us out of vLLM's processes.
         PatchError: A patch did not go in; everything has been taken back.
+
+    Example:
+        >>> import vllm_compat
+        >>> vllm_compat.apply(canary=True)
+        >>> from speculators.data_generation import VllmHiddenStatesGenerator
     """
     global _error
     asked = _Options(downstream, capture, transfer, canary, tuple(sorted(set(without))))
@@ -196,8 +202,16 @@ def remember(error: str) -> None:
 def revert() -> Status:
     """Take every patch of this process back and shut the door for later children.
 
+    Without anything in force it changes nothing. Worker processes that run already keep theirs.
+
     Returns:
         The status after it; ``left`` names patches that others have wrapped over.
+
+    Raises:
+        Nothing.
+
+    Example:
+        >>> assert not vllm_compat.revert().left
     """
     global _state
     with _lock:
@@ -210,7 +224,20 @@ def revert() -> Status:
 
 
 def status() -> Status:
-    """Return what is in force in this process."""
+    """Say what is in force in this process; change nothing.
+
+    Returns:
+        ``in_force`` says whether a plan is; if so, ``plan``, ``patches`` and
+        ``seconds`` as ``apply()`` returned them. A patch that waits for its module to be imported
+        has the state ``waiting``.
+
+    Raises:
+        Nothing.
+
+    Example:
+        >>> for patch in vllm_compat.status().patches:
+        ...     print(patch.owner, patch.target, patch.state)
+    """
     with _lock:
         if _state is None or not _state.transaction.active:
             return Status(in_force=False, pid=os.getpid())
