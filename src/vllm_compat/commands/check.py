@@ -139,7 +139,7 @@ def run_diff(options: argparse.Namespace) -> int:
 
     Raises :class:`~vllm_compat.errors.UsageError` where something can't be read.
     """
-    from vllm_compat.commands.report.changes import render_difference
+    from vllm_compat.commands.report.difference import render_difference
 
     found = diff(
         options.a,
