@@ -21,12 +21,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lab import environments
 from lab.environments import EnvironmentPaths
-from lab.matrix_report import Outcome, as_expected, line, read_records, release_of, report
+from lab.matrix_report import (
+    Outcome,
+    as_expected,
+    line,
+    nothing_shown,
+    read_records,
+    release_of,
+    report,
+)
 from lab.overlay import Overlay, fetch_sources, make_overlay
 from vllm_compat import trial
 from vllm_compat.analysis import recipes
@@ -119,6 +128,18 @@ class Options:
     disk: float | None = None
 
 
+def digest_of(source: Path | None) -> str | None:
+    """Return the SHA-256 of sources given for an overlay; None where a release's own are run.
+
+    An overlay's record holds it: sources that differ may call themselves the same version.
+    """
+    if source is None:
+        return None
+    from vllm_compat.analysis.surface.files import package_at
+
+    return package_at(source, "vllm").tree.digest()
+
+
 def known_releases() -> list[str]:
     """Return the recorded releases that this library serves, oldest first."""
     from packaging.version import Version
@@ -205,6 +226,16 @@ class Matrix:
                     self._tell(f"{share}: environment removed")
         return records
 
+    @cached_property
+    def _digest(self) -> str | None:
+        return digest_of(self.options.source)
+
+    def _counts(self, release: str, record: dict[str, Any]) -> bool:
+        """Tell whether a kept record is of the same sources and kernels as would be run now."""
+        if record.get("overlay_digest") != self._digest:
+            return False
+        return not record["overlay"] or record.get("kernels") == self._base(release)
+
     def _base(self, release: str) -> str:
         """Return the CPU build that a release runs in: its own, or the nearest for an overlay."""
         row = recipes.unusable(release)
@@ -262,9 +293,10 @@ class Matrix:
         return [(model, ranks) for model in models for ranks in self.options.ranks or (1,)]
 
     def _kept(self, release: str, speculators: str) -> list[dict[str, Any]]:
-        """Return the records of a pair that are there."""
+        """Return the records of a pair that are there, of these sources."""
         paths = sorted(self.options.out.glob(f"vllm-{release}_speculators-{speculators}_*.json"))
-        return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return [record for record in found if self._counts(release, record)]
 
     def _wanted(self, release: str, speculators: str) -> bool:
         """Tell whether something of a pair may be left to run; only a whole default pair is known."""
@@ -338,12 +370,16 @@ class Matrix:
         known: dict[str, Any] | None = None
         if out.exists() and not self.options.again:
             kept: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-            if kept["outcome"] != Outcome.FAILED or cell.without:
+            if not self._counts(cell.vllm, kept):
+                self._tell(f"{share} {cell.name} runs again: its record is of other sources or kernels")
+            elif kept["outcome"] != Outcome.FAILED or cell.without:
                 return kept
-            if kept.get("plain", {}).get("outcome") == "right":
+            elif kept.get("plain", {}).get("outcome") == "right":
                 known = kept["plain"]  # vLLM alone has shown already that it can
         begin = time.monotonic()
         record = run_cell(cell, paths, overlay, plain=known, limit=self.options.limit)
+        if self._digest:
+            record["overlay_digest"] = self._digest
         self.options.out.mkdir(parents=True, exist_ok=True)
         _write(out, record)
         self._done += 1
@@ -657,7 +693,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_matrix(options: argparse.Namespace) -> int:
-    """Run ``python3 -m lab matrix``; return 0 if no cell has failed through a fault of ours."""
+    """Run ``python3 -m lab matrix``; 0 if cells showed something, and no fault of ours."""
     out = Path(options.out)
     root = Path(options.root) if options.root else None
     if options.list:
@@ -679,6 +715,9 @@ def run_matrix(options: argparse.Namespace) -> int:
         return 0
     if options.report:
         found = [r for r in read_records(out) if release_of(r) in releases]
+        if source is not None:
+            digest = digest_of(source)
+            found = [r for r in found if r.get("overlay_digest") == digest]
         return _give(found, options)
     matrix = Matrix(
         Options(
@@ -755,7 +794,10 @@ def _give(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> int
         Path(options.output).write_text(text, encoding="utf-8")
     else:
         print(text, end="")
-    return 0 if all(map(as_expected, records)) else 1
+    nothing = nothing_shown(records)
+    if nothing:
+        print(f"vllm-compat: {nothing}", file=sys.stderr)
+    return 1 if nothing or not all(map(as_expected, records)) else 0
 
 
 def _list(out: Path, root: Path | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,60 @@ def as_expected(record: dict[str, Any]) -> bool:
     if record["without"]:
         return bool(record["outcome"] != Outcome.RIGHT)
     return bool(record["outcome"] != Outcome.FAILED)
+
+
+def cause(record: dict[str, Any]) -> str:
+    """Return in words why a cell is not right, and, where vLLM alone fails too, whose fault that is."""
+    said = _what_failed(record)[:200]
+    if record["outcome"] != Outcome.VLLM:
+        return f"{record['outcome']}: {said}"
+    if not record["overlay"]:
+        return f"vLLM alone fails: {said}"
+    kernels = record.get("kernels")
+    if _KERNELS.search(said):
+        return f"the overlay's fault, whose kernels of {kernels} do not fit these sources: {said}"
+    return f"vLLM alone fails over the kernels of {kernels}: {said}"
+
+
+_KERNELS = re.compile(
+    r"_OpNamespace|torch\.ops\b|Could not run '_|undefined symbol|shared object|\bvllm\._\w*C\b|\.so\b"
+)
+"""What an error says where compiled code of another release lacks an operator or a symbol."""
+
+
+def _what_failed(record: dict[str, Any]) -> str:
+    """Return the error, vLLM's own where it has one; what is in the log, where that says more."""
+    found = record.get("plain") if record["outcome"] == Outcome.VLLM else None
+    found = found or record
+    said = " ".join(str(found.get("error")).split())
+    if "root cause" in said or "left no record" in said:
+        told = [row.strip() for row in found.get("log", ()) if re.search(r"\b\w+Error: ", row)]
+        deeper = [row for row in told if "root cause" not in row]
+        said = deeper[-1] if deeper else said
+    return said
+
+
+def causes(records: Sequence[dict[str, Any]]) -> str:
+    """Return why cells are not right, each cause once with the number of its cells."""
+    counts = Counter(cause(record) for record in records if record["outcome"] != Outcome.RIGHT)
+    return "; ".join(f"{number} × {text}" for text, number in counts.most_common())
+
+
+def nothing_shown(records: Sequence[dict[str, Any]]) -> str | None:
+    """Return a sentence where no cell has shown anything: none was right, or refused in words.
+
+    A cell with an adapter switched off shows something when it fails.
+    """
+    for record in records:
+        if record["outcome"] == Outcome.REFUSED:
+            return None
+        if record["outcome"] == (Outcome.FAILED if record["without"] else Outcome.RIGHT):
+            return None
+    if not records:
+        return "Nothing was shown: no cell has a record."
+    said = causes(records).rstrip(".")
+    told = f"Nothing was shown: none of {len(records)} cells has run right: {said}."
+    return f"{told} Their records have logs."
 
 
 def summary_table(

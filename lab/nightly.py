@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,13 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import environments, matrix
-from lab.matrix_report import Outcome, summary_table
+from lab.matrix_report import Outcome, cause, causes, summary_table
+from vllm_compat.errors import UsageError, VllmCompatError
 
 if TYPE_CHECKING:
     from vllm_compat.commands.report.model import Report
 
 TITLE = "vLLM nightly: something does not fit any more"
 LABEL = "nightly"
+NOTHING_RAN = "run"
+"""The trouble of a night on which no cell ran right."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Night:
     """What one night has found.
 
     ``troubles`` maps a stable key to a sentence; ``new`` are the keys that the last night had not.
+    ``ran`` names the cells that have run right, on this night or one before.
     """
 
     version: str
@@ -44,6 +49,7 @@ class Night:
     records: tuple[dict[str, Any], ...] = ()
     troubles: dict[str, str] = field(default_factory=dict)
     new: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
 
 
 def look(
@@ -58,6 +64,8 @@ def look(
     limit: float = matrix.LIMIT,
 ) -> Night:
     """Judge a source, run it, compare with the state folder; the state is not changed.
+
+    The run's records are kept in ``out``, if it is given.
 
     Raises:
         UsageError: The source holds no vLLM, or the environment cannot be made.
@@ -84,18 +92,24 @@ def look(
     old = json.loads((state / "state.json").read_text("utf-8")) if last.exists() else {}
     changes = diff(before, source, folders)
     records: list[dict[str, Any]] = []
+    ran: list[str] = list(old.get("ran", ()))
     if run:
-        options = matrix.Options(
-            (version,), out or state / "records", root=root, speculators=tuple(speculators),
-            again=True, source=source, base=base, limit=limit,
-        )  # fmt: skip
-        with matrix.cores(2):
-            records = matrix.Matrix(options, tell).run()
-        for record in records:
-            # An overlay over old kernels: what vLLM alone cannot run is noted, and no finding.
-            if record["outcome"] in (Outcome.FAILED, Outcome.REFUSED):
-                key = f"speculators {record['versions']['speculators']}: run: {record['model']}"
-                troubles[key] = f"{record['outcome']}: {record.get('error')}"
+        with tempfile.TemporaryDirectory(prefix="vllm-compat-nightly-") as folder:
+            options = matrix.Options(
+                (version,), out or Path(folder), root=root, speculators=tuple(speculators),
+                again=True, source=source, base=base, limit=limit,
+            )  # fmt: skip
+            broke = ""
+            try:
+                with matrix.cores(2):
+                    records = matrix.Matrix(options, tell).run()
+            except UsageError:
+                raise
+            except VllmCompatError as error:  # what the check has found is told all the same
+                broke = f"the run broke off: {error}"
+        last_version = str(old.get("version", before))
+        troubles |= run_troubles(records, speculators, ran, last_version, broke)
+        ran += [name for name in map(_name, records) if name not in ran and name in _right(records)]
     new = tuple(key for key in troubles if key not in old.get("troubles", {}))
     return Night(
         version,
@@ -105,11 +119,59 @@ def look(
         tuple(records),
         troubles,
         new,
+        tuple(ran),
     )
 
 
+def run_troubles(
+    records: Sequence[dict[str, Any]],
+    speculators: Sequence[str],
+    ran: Sequence[str],
+    since: str,
+    broke: str = "",
+) -> dict[str, str]:
+    """Return what is wrong with a night's run, each under a stable key.
+
+    What vLLM alone cannot run over old kernels is no fault of a downstream's: it is noted, and is a
+    trouble only where it has run right before (``ran``, until the night of version ``since``), or where
+    nothing ran right at all, which shows nothing. ``broke`` says why a run came to no end.
+    """
+    before = f"it has run right before ({since} or older); now"
+    troubles: dict[str, str] = {}
+    right = _right(records)
+    if not right:
+        why = broke or causes(records) or "the run left no record of any"
+        troubles[NOTHING_RAN] = f"none of {len(records)} cells has run right, so nothing is shown: {why}"
+    for record in records:
+        if record["outcome"] in (Outcome.FAILED, Outcome.REFUSED):
+            troubles[_trouble(record)] = f"{record['outcome']}: {record.get('error')}"
+        elif record["outcome"] != Outcome.RIGHT and _name(record) in ran:
+            troubles[_trouble(record)] = f"{before} {cause(record)}"
+    shown = {name.partition(":")[0] for name in right}
+    there = set(map(_name, records))
+    for name in ran:
+        downstream = name.partition(":")[0]
+        asked = downstream.removeprefix("speculators ") in speculators
+        if asked and name not in there and downstream not in shown:
+            troubles[f"{name} is missing"] = f"{before} it did not run"
+    return troubles
+
+
+def _right(records: Sequence[dict[str, Any]]) -> set[str]:
+    return {_name(record) for record in records if record["outcome"] == Outcome.RIGHT}
+
+
+def _name(record: dict[str, Any]) -> str:
+    """Return a cell's name from night to night, without vLLM's version."""
+    return f"{_trouble(record)} × {record['ranks']}"
+
+
+def _trouble(record: dict[str, Any]) -> str:
+    return f"speculators {record['versions']['speculators']}: run: {record['model']}"
+
+
 def keep(night: Night, source: Path, state: Path) -> None:
-    """Make this night the last one: its Python sources and its troubles go into the state folder."""
+    """Make this night the last one: its Python sources, troubles and right cells go into the state."""
     from vllm_compat.analysis.surface.files import package_at
 
     state.mkdir(parents=True, exist_ok=True)
@@ -127,7 +189,8 @@ def keep(night: Night, source: Path, state: Path) -> None:
             f"Metadata-Version: 2.1\nName: vllm\nVersion: {night.version}\n",
         )
     temporary.replace(state / "sources.zip")
-    text = json.dumps({"version": night.version, "troubles": night.troubles}, indent=1)
+    kept = {"version": night.version, "troubles": night.troubles, "ran": list(night.ran)}
+    text = json.dumps(kept, indent=1)
     (state / "state.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -140,11 +203,15 @@ def summary(night: Night) -> str:
     if night.records:
         lines += ["", "## Run: its sources over the kernels of the newest CPU build", ""]
         lines += summary_table(night.records)
+    aside = [r for r in night.records if r["outcome"] == Outcome.VLLM]
+    if aside:
+        lines += ["", "Not the downstreams' doing:", ""]
+        lines += [f"- {_name(record)}: {cause(record)}" for record in aside]
     lines += ["", "## What does not fit", ""]
     lines += [
         f"- {'**new** ' if key in night.new else ''}{key}: {text}"
         for key, text in night.troubles.items()
-    ] or ["Nothing."]
+    ] or ["Nothing." if night.records else "Nothing. Its source was judged; it was not run."]
     lines += ["", f"## Symbols in use, since {night.since}", "", night.difference]
     lines += ["", "<details><summary>The whole check</summary>", ""]
     lines += [render(night.report, "markdown"), "", "</details>", ""]
@@ -153,7 +220,8 @@ def summary(night: Night) -> str:
 
 def issue(night: Night) -> str:
     """Return the text of the issue that a night with new troubles opens or updates."""
-    lines = [f"vLLM {night.version} does not fit; new since {night.since}:", ""]
+    what = "could not be run" if night.new == (NOTHING_RAN,) else "does not fit"
+    lines = [f"vLLM {night.version} {what}; new since {night.since}:", ""]
     lines += [f"- {key}: {night.troubles[key]}" for key in night.new]
     rest = [key for key in night.troubles if key not in night.new]
     if rest:
@@ -173,6 +241,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-run", action="store_true", help="only check, without vLLM")
     parser.add_argument("--base", metavar="RELEASE", help="the CPU build whose kernels are used")
     parser.add_argument("--root", metavar="FOLDER", help="where environments lie")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="keep the run's records there (default: in the state folder; with --dry-run, nowhere)",
+    )
     parser.add_argument("--summary", metavar="FILE", help="append the summary there, not to stdout")
     parser.add_argument(
         "--issue", metavar="FILE", help="write an issue's text there where something new is wrong"
@@ -182,13 +255,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_nightly(options: argparse.Namespace) -> int:
-    """Run ``python3 -m lab nightly``; return 0 if nothing is wrong, 1 if something is."""
+    """Run ``python3 -m lab nightly``; return 0 if nothing is wrong, 1 if something is.
+
+    A run in which no cell was right is wrong too.
+    """
     source, state = Path(options.source), Path(options.state)
+    out = Path(options.out) if options.out else None
+    if out is None and not options.dry_run:
+        out = state / "records"
     night = look(
         source,
         state,
         speculators=options.speculators,
         run=not options.no_run,
+        out=out,
         root=Path(options.root) if options.root else None,
         base=options.base,
         limit=options.limit,

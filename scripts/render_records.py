@@ -151,6 +151,7 @@ def preflighted(path: str, record: dict[str, Any]) -> list[str]:
 
 def families() -> str:
     """Return the page of model families: what each is there for, and how far its rows were off."""
+    from vllm_compat.analysis.misread import as_markdown
     from vllm_compat.trial.families import FAMILIES
 
     runs: dict[tuple[str, ...], dict[str, str]] = {}
@@ -184,6 +185,7 @@ def families() -> str:
     if notes:
         parts += ["", "## What vLLM does not run there", ""]
         parts += [f"{number}. {note}" for number, note in enumerate(notes, 1)]
+    parts += ["", *as_markdown()]
     lost = [(r["where"], cell) for _, r in records("families", "families") for cell in r["failed"]]
     if lost:
         parts += ["", "## Without an adapter", "", "Before it was there, or with it switched off.", ""]

@@ -527,7 +527,7 @@ class TestCoping:
 
 class TestBadInput:
     def test_a_missing_distribution(self) -> None:
-        with pytest.raises(UsageError, match=r"^no_such_downstream is not installed\.$"):
+        with pytest.raises(UsageError, match=r"^no-such-downstream is not installed\.$"):
             read_contract("no-such-downstream")
 
     def test_a_path_that_is_none(self, tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ from vllm_compat.adapters import make_plan
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.checks import batch, ranks
-from vllm_compat.checks.batch import Rows, check_layers, check_requests, check_results, check_tokens
+from vllm_compat.checks.batch import (
+    Rows,
+    check_layers,
+    check_prompts,
+    check_requests,
+    check_results,
+    check_tokens,
+)
 from vllm_compat.entry import apply
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime import context
@@ -133,6 +140,80 @@ def test_requests_that_are_not_the_prompts_are_refused(prompts: list[list[int]],
         check_requests([[1, 2], [3]], prompts)
 
 
+@pytest.mark.parametrize("kind", [list, tuple, Tensor])
+@pytest.mark.parametrize("vocabulary", [1024, None])
+def test_ids_that_the_model_has_pass(kind: Callable[[list[int]], Any], vocabulary: int | None) -> None:
+    check_prompts([kind([0, 1023]), kind([0]), kind([1, 1])], vocabulary)
+    check_prompts(Tensor([[0, 1023], [1, 1]]), vocabulary)  # type: ignore[list-item]
+    check_prompts([[Index(0), Index(1023), 5]], vocabulary)
+    check_prompts([], vocabulary)
+
+
+class Index:
+    """A FAKE of one element of a tensor or an array, which vLLM takes for its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+    def __lt__(self, other: Any) -> bool:
+        return self.number < int(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.number > int(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.number <= int(other)
+
+    def __int__(self) -> int:
+        return self.number
+
+    def tolist(self) -> int:
+        return self.number
+
+
+HAS = r"the model has 1024 \(ids 0 to 1023\)\. It comes from another tokenizer.*tokenize with.*own"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([7, 7, 7, 1030, 1031], f"1, token 3: id 1030, {HAS}"),
+        ([1024], f"1, token 0: id 1024, {HAS}"),
+        ([7, 2**40], f"1, token 1: id {2**40}, {HAS}"),
+        ([7, 2**70], f"1, token 1: id {2**70}, {HAS}"),
+        ([7, -1], f"1, token 1: id -1, {HAS}"),
+        ([-100, 7], f"1, token 0: id -100, {HAS}"),
+        ([7, Index(1030)], f"1, token 1: id 1030, {HAS}"),
+        ([7, 2.0], r"1, token 1: 2\.0 is no token id \(it is of type float\); give whole numbers"),
+        ([7, None], "1, token 1: None is no token id"),
+        ([7, "8"], "1, token 1: '8' is no token id"),
+        ([[7, 8]], r"1, token 0: \[7, 8\] is no token id \(it is of type list\)"),
+        ([True, False, True], r"1, token 0: True is no token id \(it is of type bool\)"),
+        ([], "1 has no tokens; leave empty prompts out"),
+        ("text", r"1 is no list of token ids \(it is of type str\); generate\(\) takes a list"),
+        (b"text", "1 is no list of token ids"),
+        ({"input_ids": [7]}, r"1 is no list of token ids \(it is of type dict\)"),
+        (7, r"1 is no list of token ids \(it is of type int\)"),
+        (None, r"1 is no list of token ids \(it is of type NoneType\)"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_id_of_the_model_is_told_with_prompt_and_token(prompt: Any, words: str) -> None:
+    forms = [prompt, Tensor(prompt)] if isinstance(prompt, list) else [prompt]
+    for form in forms:
+        with pytest.raises(GuardError, match=f"^Prompt {words}"):
+            check_prompts([[5, 6], form, [2000]], 1024)
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 1.5])
+def test_what_no_model_has_is_told_where_the_vocabulary_is_not_known(token: Any) -> None:
+    with pytest.raises(GuardError, match=r"^Prompt 0, token 1: .*no (model has such an|token) id"):
+        check_prompts([[5, token]])
+
+
 def report(rank: int | None = 0, **changed: Any) -> dict[str, Any]:
     return {"rank": rank, "pid": 100, "digest": "d", "patches": [], "error": None, **changed}
 
@@ -243,6 +324,42 @@ def test_an_empty_prompt_is_refused_before_anything_starts(
     generator = make_generator(lambda self, token_ids: 1 / 0)
     with pytest.raises(GuardError, match="Prompt 1 has no tokens"):
         generator.generate([[1], []])
+
+
+def test_an_id_that_the_model_does_not_have_is_refused_before_anything_is_scheduled(
+    make_generator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def generate(self: Any, token_ids: Any) -> Any:
+        asked.append(token_ids)
+        return add_and_answer(self, token_ids)
+
+    generator = make_generator(generate)
+    monkeypatch.setattr(batch, "model_kind", lambda _generator: None)
+    generator.vllm_config = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 1024))
+    for call in (
+        lambda: generator.generate([[1], [2, 3, 4, 1030]]),
+        lambda: generator.generate(token_ids=[[1], [2, 3, 4, 1030]]),
+    ):
+        with pytest.raises(GuardError, match=r"^Prompt 1, token 3: id 1030, the model has 1024"):
+            call()
+    assert asked == []
+    assert generator.scheduler.requests == {}
+    generator.generate([[1], [2, 3, 4, 1023]])
+    assert asked == [[[1], [2, 3, 4, 1023]]]
+
+
+def test_the_canarys_own_prompts_are_checked_too(
+    make_generator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    monkeypatch.setattr(batch, "check_prompts", lambda given, vocabulary: checked.append(given))
+    monkeypatch.setattr(batch, "check_canary", lambda again, prompts, results, routed: again([[2]]))
+    generator = make_generator(add_and_answer)
+    wrapper = batch._checked_generate(everything=True, canary=True)
+    wrapper(lambda ids: add_and_answer(generator, ids), generator, ([[1], [2, 3]],), {})
+    assert checked == [[[1], [2, 3]], [[2]]]
 
 
 def test_what_the_downstream_says_of_its_own_inputs_comes_through(
@@ -479,13 +596,15 @@ class Built:
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_workers_end_before_the_interpreter_does(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
+def test_workers_end_before_the_interpreter_does(
+    monkeypatch: pytest.MonkeyPatch, plan_of: Plan, ours: bool
+) -> None:
     at_exit: list[Any] = []
     monkeypatch.setattr("atexit.register", at_exit.append)
     monkeypatch.setattr("vllm_compat.runtime.run_record.is_ours", lambda: ours)
     executor = Executor()
     generator = Built(executor)
-    batch.while_building(lambda *args: None, generator, ("model",), {})
+    batch.while_building(plan_of)(lambda *args: None, generator, ("model",), {})
     (shut_down,) = at_exit
     shut_down()
     assert executor.ended == int(ours)
@@ -495,7 +614,7 @@ def test_workers_end_before_the_interpreter_does(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_generator_that_cannot_be_built_is_the_first_cause(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, plan_of: Plan
 ) -> None:
     causes: list[str] = []
     monkeypatch.setattr("vllm_compat.runtime.run_record.fail", causes.append)
@@ -504,5 +623,5 @@ def test_a_generator_that_cannot_be_built_is_the_first_cause(
         raise ValueError("no\nsuch model")
 
     with pytest.raises(ValueError, match="no"):
-        batch.while_building(build, Built(Executor()), ("model",), {})
+        batch.while_building(plan_of)(build, Built(Executor()), ("model",), {})
     assert causes == ["Building the generator: ValueError: no such model"]

@@ -103,12 +103,80 @@ def test_a_downstream_without_generator_is_judged_by_its_findings(tmp_path: Path
     assert "no adapters" in broken.notes[0]
 
 
-def test_speculators_without_generator_is_told_that_it_needs_none(site: Any) -> None:
-    shutil.rmtree(site.folder / "speculators")
-    site.add("speculators_0_5")
-    pair = one(site.folder / "speculators", "0.33.0")
-    assert pair.plan is None
-    assert "asks a vLLM server" in pair.notes[0]
+def keys(pair: Pair) -> set[str]:
+    return {hazard.key for hazard in pair.hazards}
+
+
+@pytest.fixture
+def server_flow(empty_site: Any) -> Any:
+    """A folder with a speculators 0.9.0 that takes hidden states from a server."""
+    return empty_site.add("speculators_0_5", "0.9.0")
+
+
+def test_the_server_flow_is_unknown_and_its_hazards_are_listed(server_flow: Any) -> None:
+    pair = one(server_flow.folder / "speculators", "0.33.0")
+    assert (pair.plan, pair.verdict) == (None, Verdict.UNKNOWN)
+    assert "does not serve the server flow yet and does not guard its data" in pair.reason
+    assert "takes hidden states from a vLLM server" in pair.notes[0]
+    assert "needs no" not in " ".join(pair.notes)
+    assert "render.scale-out" in keys(pair)
+    assert "prefix-caching.rows" not in keys(pair)
+    arguments = ("--downstream", server_flow.folder / "speculators", "--vllm", "0.33.0")
+    assert status(*arguments) == 3
+    assert status(*arguments, "--strict") == 1
+
+
+def test_hazards_are_those_of_each_vllm_however_it_is_named(server_flow: Any) -> None:
+    folder = server_flow.folder / "speculators"
+    report = check([folder], all_releases=True)
+    by_release = {pair.surface.version: keys(pair) for pair in report.pairs}
+    assert report.exit_status == 3
+    assert by_release["0.22.1"] == keys(one(folder, "0.22.1"))
+    assert "prefix-caching.rows" in by_release["0.22.1"]
+    assert "chunked-prefill.rows" in by_release["0.20.2"] - by_release["0.22.1"]
+    assert all(by_release.values())
+    server_flow.add("vllm", "0.22.1+cpu")
+    installed = server_flow.run("-m", "vllm_compat", "check", "--format", "json")
+    assert installed.returncode == 3, installed.stderr
+    (pair,) = json.loads(installed.stdout)["pairs"]
+    assert {hazard["key"] for hazard in pair["hazards"]} == by_release["0.22.1"]
+    assert by_release["0.22.1"] == keys(one(folder, server_flow.folder / "vllm"))
+
+
+def test_hazards_of_a_wheel_go_by_its_metadata(tmp_path: Path) -> None:
+    for version, own, other in (
+        ("0.5.0", "writer.lock", "render.scale-out"),
+        ("0.8.1", "render.scale-out", "writer.lock"),
+    ):
+        pair = one(wheel(version), "0.32.0")
+        assert pair.downstream == f"speculators {version}"
+        assert own in keys(pair)
+        assert other not in keys(pair)
+
+
+def test_a_version_without_metadata_is_not_believed(server_flow: Any) -> None:
+    (server_flow.folder / "speculators" / "version.py").write_text('version = "0.4.0"\n')
+    shutil.rmtree(next(server_flow.folder.glob("speculators-*.dist-info")))
+    for stated in ("0.4.0", "0.6.0", "dev"):
+        (server_flow.folder / "speculators" / "version.py").write_text(f'version = "{stated}"\n')
+        pair = one(server_flow.folder / "speculators", "0.32.0")
+        assert {"writer.lock", "batched-tokens", "render.scale-out"} <= keys(pair)
+        assert "hazards of all its releases are listed" in pair.notes[1]
+
+
+def test_a_vllm_that_says_no_release_has_the_hazards_of_all(server_flow: Any) -> None:
+    server_flow.add("vllm").edit("vllm/__init__.py", '__version__ = "0.16.0"', "")
+    pair = one(server_flow.folder / "speculators", server_flow.folder / "vllm")
+    assert {"method.missing", "chunked-prefill.rows", "render.scale-out"} <= keys(pair)
+    assert "hazards of all releases" in " ".join(pair.notes)
+
+
+def test_speculators_before_any_extraction_has_no_server_flow(empty_site: Any) -> None:
+    empty_site.add("speculators_0_5", "0.2.0")
+    pair = one(empty_site.folder / "speculators", "0.33.0")
+    assert pair.hazards == ()
+    assert "no in-process generator" in pair.notes[0]
+    assert "server" not in pair.notes[0]
 
 
 def test_what_fits_no_release_is_unknown_unless_it_is_an_import(tmp_path: Path) -> None:
@@ -331,7 +399,12 @@ def test_input_that_cannot_be_read_is_one_sentence(
     empty.mkdir()
     assert "no Python package" in refused(capsys, *fine, "--downstream", empty)
     assert "no file or folder" in refused(capsys, *fine, "--downstream", tmp_path / "absent.whl")
-    assert "not installed" in refused(capsys, *fine, "--downstream", "of-no-such-name")
+    absent = refused(capsys, *fine, "--downstream", "of-no-such-name")
+    assert absent == "vllm-compat: of-no-such-name is not installed."
+    pinned = refused(capsys, *fine, "--downstream", "speculators==0.9.0")
+    assert "'speculators==0.9.0'" in pinned
+    for what in ("an installed distribution without a version", "a folder", "a wheel", "an sdist"):
+        assert what in pinned
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(wheel("0.3.0").read_bytes()[:5000])
     assert "no readable wheel" in refused(capsys, *fine, "--downstream", broken)

@@ -103,6 +103,17 @@ def test_layer_ids_out_of_range_fail() -> None:
     assert report.exit_status == 1
 
 
+@pytest.mark.parametrize(
+    ("devices", "vllm", "items"), [(2, "0.33.0", 1), (1, "0.33.0", 0), (2, "0.28.0", 0)]
+)
+def test_a_residual_stream_that_is_not_read_fails(
+    tmp_path: Path, devices: int, vllm: str, items: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["DeepseekV32ForCausalLM"]}))
+    found = p._stream(p.Options(model=str(tmp_path), devices=devices), vllm)
+    assert [(item.question, item.state) for item in found] == [("residual stream", "fail")] * items
+
+
 def test_the_disk_must_hold_the_samples(tmp_path: Path) -> None:
     from dataclasses import replace
 

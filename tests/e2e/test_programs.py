@@ -104,6 +104,39 @@ def test_apply_in_every_place_of_a_program(
     assert "LENGTHS " + " ".join(map(str, range(1, 13))) in done.stdout
 
 
+IDS = (
+    IMPORT
+    + """
+if __name__ == "__main__":
+    import sys
+    import torch
+    generator = VllmHiddenStatesGenerator(
+        sys.argv[1], layer_ids=[0, 3], max_model_len=128, tensor_parallel_size=2
+    )
+    good = [[5, 767, 0], [6, 7, 8]]
+    for batch in (good, torch.tensor(good), [torch.tensor(ids) for ids in good]):
+        print("LENGTHS", *[len(r["hidden_states"][0]) for r in generator.generate(batch)])
+    generator.generate([[5, 6], [7, 8, 9, 770, 10]])
+"""
+)
+
+
+def test_an_id_that_the_model_does_not_have_ends_the_run_with_prompt_and_token(
+    environment: Environment, models: Models, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(IDS)
+    paths = environment("0.16.0", "0.4.0.1")
+    done = paths.run(
+        ["-m", "vllm_compat", "run", program, models("llama")], tensor_parallel_size=2, timeout=LIMIT
+    )
+    assert done.stdout.count("LENGTHS 3 3") == 3, done.stderr[-3000:]
+    assert done.returncode != 0
+    verdict = done.stderr[done.stderr.rindex("vllm-compat: run") :]
+    assert "Prompt 1, token 3: id 770, the model has 768 (ids 0 to 767)" in verdict
+    assert "6 samples" in verdict
+
+
 def test_an_allow_list_that_shuts_us_out_is_named(
     environment: Environment, models: Models, tmp_path: Path
 ) -> None:

@@ -204,13 +204,16 @@ def test_a_missing_downstream_is_named(empty_site: Site) -> None:
     assert refused(empty_site, "UsageError") == "speculators is not installed."
 
 
-def test_a_downstream_without_in_process_generator_is_told_to_use_the_server(
+def test_the_server_flow_is_refused_and_the_way_to_its_hazards_is_named(
     empty_site: Site,
 ) -> None:
     empty_site.add("vllm", "0.17.0").add("speculators_0_5", "0.5.0")
     said = refused(empty_site, "IncompatibleError")
     assert said.startswith("speculators 0.5.0 has no in-process generator")
     assert "vllm serve" in said
+    assert "does not serve the server flow yet" in said
+    assert "`vllm-compat check` lists the hazards" in said
+    assert "needs no" not in said
 
 
 def test_a_vllm_that_is_too_old_is_named_with_the_oldest_that_is_served(site: Site) -> None:

@@ -253,6 +253,102 @@ def test_a_terminated_matrix_ends_what_it_has_started(lab: Lab, monkeypatch: pyt
     assert not list(lab.out.glob("*"))
 
 
+@pytest.mark.parametrize(
+    ("cells", "status", "said"),
+    [
+        ({"cell__llama__1": RIGHT}, 0, ""),
+        ({"cell__llama__1": {"outcome": "failed", "error": "IncompatibleError: too old"}}, 0, ""),
+        (
+            {"cell__llama__1": WRONG, "plain__llama__1": WRONG | {"error": "RuntimeError: no Triton."}},
+            1,
+            "vllm-compat: Nothing was shown: none of 1 cells has run right:"
+            " 1 × vLLM alone fails: RuntimeError: no Triton. Their records have logs.\n",
+        ),
+    ],
+    ids=["right", "refused", "vllm fails"],
+)
+def test_a_matrix_that_has_shown_nothing_is_red(
+    lab: Lab, capsys: pytest.CaptureFixture[str], cells: dict[str, Any], status: int, said: str
+) -> None:
+    lab.cells(**cells)
+    words = ["matrix", "0.16.0", "--speculators", "0.3.0", "--root", str(lab.home)]
+    words += ["--out", str(lab.out)]
+    assert cli.main(words) == status
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert ("Nothing was shown" in errors) is bool(said)
+    assert cli.main([*words, "--report"]) == status
+    assert capsys.readouterr().err == said
+
+
+def test_a_matrix_without_any_record_is_red(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.out.mkdir()
+    assert cli.main(["matrix", "0.16.0", "--report", "--out", str(lab.out)]) == 1
+    assert "Nothing was shown: no cell has a record." in capsys.readouterr().err
+
+
+def test_a_cell_without_an_adapter_shows_something_when_it_fails(lab: Lab) -> None:
+    lab.cells(**{"cell__llama__1__worker.capture": WRONG})
+    assert matrix_report.nothing_shown(lab.run(without=("worker.capture",))) is None
+    lab.cells(**{"cell__llama__1__worker.capture": RIGHT})
+    assert matrix_report.nothing_shown(lab.run(without=("worker.capture",), again=True))
+
+
+def test_only_a_record_of_the_same_sources_counts_for_an_overlay(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_source(tmp_path / "one", "first = 1")
+    words = ["matrix", "--overlay", str(source), "--speculators", "0.3.0", "--base", "0.16.0"]
+    words += ["--out", str(lab.out), "--root", str(lab.home)]
+    lab.cells(cell__llama__1=WRONG, plain__llama__1=WRONG | {"error": "RuntimeError: no Triton"})
+    assert cli.main(words) == 1
+    (record,) = matrix_report.read_records(lab.out)
+    assert record["overlay_digest"] == matrix.digest_of(source)
+    assert lab.ran() == ["cell llama", "plain llama"]
+    assert cli.main(words) == 1
+    assert lab.ran() == []  # the same sources have shown that already
+
+    (source / "vllm" / "__init__.py").write_text("repaired = 1")
+    lab.cells(cell__llama__1=RIGHT)
+    assert cli.main([*words, "--report"]) == 1
+    capsys.readouterr()
+    assert cli.main(words) == 0
+    assert "runs again: its record is of other sources or kernels" in capsys.readouterr().err
+    assert lab.ran() == ["cell llama"]
+    assert cli.main([*words, "--report"]) == 0
+    assert cli.main(words) == 0
+    assert lab.ran() == []
+
+    (path,) = lab.out.iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kernels": "0.15.0"}))
+    assert cli.main(words) == 0
+    assert lab.ran() == ["cell llama"]
+
+
+def test_an_overlays_record_is_not_taken_for_the_releases_own(lab: Lab, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "own", "", "0.16.0")
+    lab.cells(cell__llama__1=RIGHT)
+    (overlaid,) = lab.run(source=source, base="0.16.0")
+    assert overlaid["overlay"]
+    assert lab.ran() == ["cell llama"]
+    (own,) = lab.run()
+    assert not own["overlay"]
+    assert "overlay_digest" not in own
+    assert lab.ran() == ["cell llama"]
+    (overlaid,) = lab.run(source=source, base="0.16.0")
+    assert overlaid["overlay"]
+
+
+def make_source(folder: Path, text: str, version: str = "0.34.0") -> Path:
+    """Make the FAKE sources of a vLLM."""
+    (folder / "vllm").mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").write_text(text)
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return folder
+
+
 def test_a_terminated_command_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

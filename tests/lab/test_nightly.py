@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lab import environments, matrix
+from lab import environments, matrix, matrix_report
 from vllm_compat import cli
+from vllm_compat.errors import VllmCompatError
 
 FAKES = Path(__file__).parent.parent / "fakes"
 FILE_ISSUE = Path(__file__).parents[2] / "scripts" / "file_issue.py"
@@ -102,6 +105,131 @@ def test_a_run_that_fails_is_a_finding_too(nights: Nights, monkeypatch: pytest.M
     said = nights.issue.read_text()
     assert "run: llama: failed: ValueError: rows" in said
     assert "the log" in said
+
+
+TRITON = "RuntimeError: vLLM on x86 CPUs requires Triton (triton-cpu)."
+
+
+def cell(outcome: str, model: str = "llama", ranks: int = 1, **more: Any) -> dict[str, Any]:
+    """Return a record of an overlay's cell, as the matrix makes it."""
+    record = {
+        "cell": f"vllm-0.40.0.dev1_speculators-0.3.0_{model}_tp{ranks}",
+        "versions": {"vllm": "0.40.0.dev1", "speculators": "0.3.0"},
+        "model": model, "ranks": ranks, "without": [], "overlay": True, "kernels": "0.32.0",
+        "outcome": outcome, "worst": 1e-6,
+    }  # fmt: skip
+    if outcome == "vllm fails":
+        record["error"] = "RuntimeError: of the downstream"
+        record["plain"] = {"outcome": "failed", "error": TRITON, "log": []}
+        record["log"] = ["the log"]
+    return record | more
+
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return ``run(records, *words)``: a night with a FAKE matrix, which writes them."""
+
+    def night(records: list[dict[str, Any]], *words: str) -> int:
+        class Stand(matrix.Matrix):
+            def run(self) -> list[dict[str, Any]]:
+                self.options.out.mkdir(parents=True, exist_ok=True)
+                for record in records:
+                    (self.options.out / f"{record['cell']}.json").write_text(json.dumps(record))
+                return records
+
+        monkeypatch.setattr(matrix, "Matrix", Stand)
+        for path in (nights.summary, nights.issue):
+            path.unlink(missing_ok=True)
+        return cli.main(
+            ["nightly", str(nights.source), "--state", str(nights.state), "--speculators", "0.3.0",
+             "--summary", str(nights.summary), "--issue", str(nights.issue), *words]
+        )  # fmt: skip
+
+    return night
+
+
+def test_a_night_on_which_nothing_ran_right_is_red_and_says_why(nights: Nights, run: Run) -> None:
+    assert run([cell("vllm fails"), cell("vllm fails", "mistral"), cell("vllm fails", ranks=2)]) == 1
+    assert "none of 3 cells has run right" in nights.summary.read_text()
+    said = nights.issue.read_text()
+    assert "vLLM 0.40.0.dev1 could not be run" in said
+    assert f"3 × vLLM alone fails over the kernels of 0.32.0: {TRITON}" in said
+    assert "the log" in said
+
+    assert run([cell("vllm fails")]) == 1  # still red, but nothing new
+    assert not nights.issue.exists()
+
+
+def test_a_run_that_leaves_no_records_is_red_too(nights: Nights, run: Run) -> None:
+    assert run([]) == 1
+    assert "none of 0 cells has run right" in nights.issue.read_text()
+    assert "the run left no record" in nights.issue.read_text()
+
+
+def test_a_run_that_breaks_off_is_red_and_leaves_the_check(
+    nights: Nights, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(self: Any) -> None:
+        raise VllmCompatError("The tiny llama could not be made: no torch")
+
+    assert run([cell("right")]) == 0
+    monkeypatch.setattr(matrix.Matrix, "run", breaks)
+    nights.issue.unlink(missing_ok=True)
+    words = ["nightly", str(nights.source), "--state", str(nights.state), "--speculators", "0.3.0"]
+    assert cli.main([*words, "--issue", str(nights.issue)]) == 1
+    assert "the run broke off: The tiny llama could not be made" in nights.issue.read_text()
+    assert "is missing: it has run right before" in nights.issue.read_text()
+
+
+def test_what_vllm_alone_cannot_run_is_noted_where_others_ran(nights: Nights, run: Run) -> None:
+    lacks = "AttributeError: '_OpNamespace' '_C' object has no attribute 'new_one'"
+    kernels = cell("vllm fails", "mistral", plain={"outcome": "failed", "error": lacks})
+    assert run([cell("vllm fails", "kimi_k25"), kernels, cell("right")]) == 0
+    said = nights.summary.read_text()
+    assert f"kimi_k25 × 1: vLLM alone fails over the kernels of 0.32.0: {TRITON}" in said
+    assert "mistral × 1: the overlay's fault, whose kernels of 0.32.0 do not fit these sources" in said
+    assert not nights.issue.exists()
+
+
+def test_a_cell_that_has_run_right_and_does_not_tonight_is_a_trouble(nights: Nights, run: Run) -> None:
+    assert run([cell("right", "kimi_k25")]) == 0
+    assert run([cell("vllm fails", "kimi_k25"), cell("right")]) == 1
+    said = nights.issue.read_text()
+    assert "speculators 0.3.0: run: kimi_k25: it has run right before (0.40.0.dev1 or older)" in said
+    assert TRITON in said
+
+    assert run([cell("vllm fails", "kimi_k25"), cell("right")]) == 1  # still, but nothing new
+    assert not nights.issue.exists()
+    assert run([cell("right", "kimi_k25")]) == 0  # the model that stood in for it is not wanted
+    assert run([]) == 1
+    assert "run: kimi_k25 × 1 is missing: it has run right before" in nights.issue.read_text()
+
+
+def test_a_night_without_a_run_keeps_what_ran(nights: Nights, run: Run) -> None:
+    assert run([cell("right", "kimi_k25")]) == 0
+    assert nights.look() == 0
+    assert "Nothing. Its source was judged; it was not run." in nights.summary.read_text()
+    assert run([cell("vllm fails", "kimi_k25"), cell("right")]) == 1
+
+
+def test_the_deeper_cause_is_told_where_the_error_only_points_to_it() -> None:
+    log = ["(EngineCore) ValueError: no such device", "RuntimeError: See root cause above."]
+    plain = {"outcome": "failed", "error": "RuntimeError: failed. See root cause above.", "log": log}
+    assert matrix_report.cause(cell("vllm fails", plain=plain)).endswith("ValueError: no such device")
+
+
+def test_a_dry_run_leaves_the_state_folder_as_it_is(nights: Nights, run: Run, tmp_path: Path) -> None:
+    assert run([cell("right")], "--dry-run") == 0
+    assert not nights.state.exists()
+    out = tmp_path / "records"
+    assert run([cell("right")], "--dry-run", "--out", str(out)) == 0
+    assert not nights.state.exists()
+    assert len(list(out.iterdir())) == 1
+    assert run([cell("right")]) == 0
+    assert len(list((nights.state / "records").iterdir())) == 1
 
 
 def test_the_commands_for_github_are_shown_without_giving_them(tmp_path: Path) -> None:

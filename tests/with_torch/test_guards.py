@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.checks.batch import check_results, look_at
+from vllm_compat.checks.batch import check_prompts, check_results, look_at
 from vllm_compat.errors import GuardError
 
 torch: Any = pytest.importorskip("torch")
@@ -214,3 +214,32 @@ def test_rows_that_were_not_taken_over_are_refused() -> None:
     states[0] = handover._handed(states[0], False)
     with pytest.raises(GuardError, match=r"^Sample 1 is no plain tensor"):
         check_results(batch, PROMPTS, LAYERS)
+
+
+numpy: Any = pytest.importorskip("numpy")
+IDS = [0, 7, 1023]
+FORMS = {
+    "a tensor of prompts": lambda ids: torch.tensor([[1, 1, 1], ids]),
+    "tensors": lambda ids: [torch.tensor([1]), torch.tensor(ids)],
+    "elements of a tensor": lambda ids: [[1], list(torch.tensor(ids))],
+    "an array": lambda ids: [[1], numpy.array(ids)],
+    "elements of an array": lambda ids: [[1], list(numpy.array(ids))],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_in_tensors_and_arrays_are_checked(form: str) -> None:
+    check_prompts(FORMS[form](IDS), 1024)
+    with pytest.raises(GuardError, match=r"^Prompt 1, token 2: id 1023, the model has 1023 \(ids 0"):
+        check_prompts(FORMS[form](IDS), 1023)
+    with pytest.raises(GuardError, match=r"^Prompt 1, token 1: id -7, the model has 1024"):
+        check_prompts(FORMS[form]([0, -7, 3]), 1024)
+    with pytest.raises(GuardError, match=r"^Prompt [01], token 0: .* is no token id"):
+        check_prompts(FORMS[form]([0.5, 1.0, 2.0]), 1024)
+
+
+@pytest.mark.parametrize("mask", [torch.tensor([True, False]), numpy.array([True, False])])
+def test_a_mask_is_no_prompt(mask: Any) -> None:
+    for form in (mask, list(mask)):
+        with pytest.raises(GuardError, match=r"^Prompt 0, token 0: True is no token id"):
+            check_prompts([form], 1024)

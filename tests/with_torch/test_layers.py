@@ -103,6 +103,16 @@ class SumWithMore:
         return hidden_states, residual, cache
 
 
+class ResidualAsTheThird:
+    """What Kimi-Linear's layers do on CUDA: the first and the third are the stream together."""
+
+    def forward(self, hidden_states: Any, residual: Any, prefix_sum: Any = None) -> Any:
+        hidden_states, prefix_sum, residual = self.norm(  # type: ignore[attr-defined]
+            hidden_states, residual, prefix_sum
+        )
+        return hidden_states, prefix_sum, residual
+
+
 class HandsOn(Sum):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
@@ -199,6 +209,32 @@ def test_more_than_a_pair_is_read_where_the_sum_is_sure() -> None:
     assert torch.equal(stream_reader(SumWithMore(), "0")(output), torch.full((2, 3), 2.0))
     with pytest.raises(GuardError, match="Decoder layer 0 returned tuple"):
         stream_reader(Whole(), "0")(output)
+
+
+def test_something_behind_a_residual_that_is_none_is_refused() -> None:
+    assert leaves_the_sum(ResidualAsTheThird) is True, "its source looks like that of a sum"
+    for third in (torch.full((2, 3), 10.0), [torch.ones(2, 3)]):
+        with pytest.raises(GuardError, match=r"layer 6, ResidualAsTheThird \(.*\), returned None"):
+            stream_reader(ResidualAsTheThird(), "6")((torch.ones(2, 3), None, third))
+
+
+def test_nothing_behind_a_residual_that_is_none_is_no_hindrance() -> None:
+    stream = stream_reader(SumWithMore(), "0")((torch.ones(2, 3), None, None))
+    assert torch.equal(stream, torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("more", [torch.ones(4, 2), (torch.ones(4, 2), torch.ones(4, 2)), None])
+def test_keys_and_values_behind_a_pair_are_no_hindrance(more: Any) -> None:
+    """What HunYuan's layers hand on to those that share their keys and values."""
+    output = (torch.ones(2, 3), torch.full((2, 3), 2.0), more)
+    assert torch.equal(stream_reader(SumWithMore(), "0")(output), torch.full((2, 3), 3.0))
+
+
+@pytest.mark.parametrize("second", [torch.ones(2, 1), torch.ones(2, 2, 3), torch.ones(1, 3)])
+def test_a_pair_of_two_shapes_is_no_sum(second: Any) -> None:
+    """Zaya hands on its router's states there, DeepSeek-V4 several streams; adding would broadcast."""
+    with pytest.raises(GuardError, match=r"Decoder layer 3, Sum \(.*of the shapes \[2, 3\] and"):
+        stream_reader(Sum(), "3")((torch.ones(2, 3), second))
 
 
 def test_a_pair_that_the_source_does_not_explain_is_refused() -> None:

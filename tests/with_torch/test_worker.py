@@ -363,3 +363,75 @@ def test_a_state_that_the_model_leaves_out_is_an_error(extension: Any) -> None:
 def test_a_model_without_auxiliary_states_is_told(extension: Any) -> None:
     with pytest.raises(GuardError, match="Model hands over no auxiliary hidden states"):
         Capture(extension, [1], capture="auxiliary", shared=False)
+
+
+def pretend(model: Any, name: str, module: str, **attributes: Any) -> None:
+    """Give the layers of a model a class of that name, as if from that module."""
+    made = type(name, (Layer,), {"__module__": module, **attributes})
+    model.model.layers = torch.nn.ModuleList(made() for _ in range(LAYERS))
+
+
+V32 = ("DeepseekV32DecoderLayer", "vllm.models.deepseek_v32.nvidia.model")
+
+
+@pytest.mark.parametrize("capture", ["auto", "hooks", "auxiliary"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_layers_that_leave_their_reduction_are_refused_with_several_ranks(
+    extension: Any, monkeypatch: pytest.MonkeyPatch, capture: str, rank: int
+) -> None:
+    pretend(extension.model_runner.model, *V32)
+    ranks = SimpleNamespace(world_size=2, rank_in_group=rank)
+    monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: ranks)
+    with pytest.raises(GuardError, match=r"^Decoder layer DeepseekV32DecoderLayer \(vllm.*\) with 2"):
+        Capture(extension, [0], capture=capture)
+
+
+def test_the_same_layers_are_captured_with_one_rank(extension: Any) -> None:
+    pretend(extension.model_runner.model, *V32)
+    capture = Capture(extension, [0], shared=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    same(fetch(capture), {"r1": [rows(1, 2, 0)]})
+
+
+def test_layers_of_that_name_from_another_file_are_captured_with_several_ranks(
+    extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What CPU builds have: the class of that name that reduces its own sums."""
+    pretend(extension.model_runner.model, "Qwen3_5DecoderLayer", "vllm.model_executor.models.qwen3_5")
+    ranks = SimpleNamespace(world_size=2, rank_in_group=0)
+    monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: ranks)
+    capture = Capture(extension, [0], shared=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    same(fetch(capture), {"r1": [rows(1, 2, 0)]})
+
+
+def test_a_residual_as_the_third_is_refused_on_one_rank(extension: Any) -> None:
+    pretend(
+        extension.model_runner.model,
+        "KimiDecoderLayer",
+        "vllm.models.kimi_k3.nvidia.model",
+        use_attn_res=False,
+    )
+    with pytest.raises(GuardError, match=r"KimiDecoderLayer \(vllm/models/kimi_k3/nvidia/model.py"):
+        Capture(extension, [0])
+
+
+def test_an_unknown_layer_with_its_residual_as_the_third_gives_no_rows(extension: Any) -> None:
+    class Third(Layer):
+        def forward(self, hidden: Any, residual: Any, prefix: Any = None) -> Any:
+            hidden, residual = super().forward(hidden, residual)
+            return hidden, prefix, residual
+
+    class Three(Model):
+        def forward(self, rows: Any) -> Any:
+            hidden, residual = rows, None
+            for layer in self.model.layers:
+                hidden, _, residual = layer(hidden, residual)
+            return hidden + residual
+
+    extension.model_runner.model = Three()
+    extension.model_runner.model.model.layers = torch.nn.ModuleList(Third() for _ in range(LAYERS))
+    capture = Capture(extension, [1], shared=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    with pytest.raises(GuardError, match=r"Decoder layer 1, Third .* returned None as its residual"):
+        capture.states()

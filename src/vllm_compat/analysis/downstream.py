@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ def find_downstream(target: str | Path | None = None, *, python: str | None = No
     looks_like_path = isinstance(target, Path) or "/" in str(target) or "\\" in str(target)
     if looks_like_path or str(target).endswith((".whl", ".gz", ".zip")):
         return package_at(path)
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", str(target)) and not path.exists():
+        raise UsageError(
+            f"There is no downstream {str(target)!r}: name an installed distribution without a version"
+            " (speculators), a folder, a wheel or an sdist (`pip download --no-deps` fetches one)."
+        )
     try:
         return _installed(str(target), python)
     except UsageError:

@@ -9,6 +9,7 @@ from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import read_contract
 from vllm_compat.analysis.environment import Environment, read_environment, read_features
 from vllm_compat.analysis.planner import roles_of
+from vllm_compat.analysis.server_flow import IN_PROCESS, UNSERVED, in_server_flow, release_of
 from vllm_compat.analysis.surface import open_surface
 from vllm_compat.analysis.surface.model import Surface
 from vllm_compat.errors import IncompatibleError
@@ -48,22 +49,20 @@ def _package_folder(name: str) -> Path | None:
 
 def refuse_unserved(contract: Contract, surface: Surface) -> None:
     """Raise where no plan can help: no in-process generator, or a vLLM that is too old."""
-    from packaging.version import InvalidVersion, Version
+    from packaging.version import Version
 
+    if in_server_flow(contract):
+        raise IncompatibleError(
+            f"{contract.name} {contract.version} has no in-process generator: it takes hidden states"
+            f" from a vLLM server (`vllm serve` with the extract_hidden_states method). {UNSERVED};"
+            f" `vllm-compat check` lists the hazards that are known of this pair. {IN_PROCESS}"
+        )
     if not roles_of(contract).generator:
         raise IncompatibleError(
-            f"{contract.name} {contract.version} has no in-process generator: it asks a vLLM server"
-            " for hidden states (`vllm serve` with the extract_hidden_states method) and needs no"
-            " vllm_compat. The in-process VllmHiddenStatesGenerator is in speculators 0.3.0, 0.4.0"
-            " and 0.4.0.1."
+            f"{contract.name} {contract.version} has no in-process generator of hidden states, which"
+            f" is what vllm_compat serves. {IN_PROCESS}"
         )
-    try:
-        version = Version(surface.version)
-    except InvalidVersion:
-        return
-    # A build from source without tags calls itself 0.1.dev1+g<commit> or 0.0.0: its surface decides.
-    untagged = version.release[:2] in ((0, 0), (0, 1))
-    if not untagged and version < Version(OLDEST):
+    if release_of(surface.version) and Version(surface.version) < Version(OLDEST):
         raise IncompatibleError(
             f"vLLM {surface.version} is older than {OLDEST}, the oldest release that"
             f" {contract.name}'s generator can be adapted to: install vllm>={OLDEST}."

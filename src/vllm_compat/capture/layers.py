@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm_compat.analysis.misread import of_layer
 from vllm_compat.errors import GuardError
 
 _OTHER_TOWERS = ("vision", "visual", "audio", "mtp", "draft")
@@ -56,6 +57,19 @@ def _called_layers(parts: list[str]) -> bool:
     return parts[-1] == "layers"
 
 
+def refuse_misread(model: Any, ranks: int, vllm: str = "") -> None:
+    """Refuse a model with layers that are known to be read wrongly (`vllm_compat.analysis.misread`).
+
+    ``ranks`` is the tensor parallel size, ``vllm`` the release, for the message.
+
+    Raises:
+        GuardError: Names the layer's class and file, why, and what to do.
+    """
+    for module in model.modules():
+        if sentence := of_layer(module, ranks, vllm):
+            raise GuardError(sentence)
+
+
 def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
     """Return a function from what a layer returned to the residual stream after it.
 
@@ -65,6 +79,9 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
     (Command-R, StableLM, EXAONE-4 in vLLM) have added it already, and their next layer assigns
     ``residual`` anew without reading it. Which of the two it is, is told from the source of the layer's
     ``forward`` (`leaves_the_sum`).
+
+    Of a longer tuple the first two are the pair. With None as the second nothing may stand behind it:
+    Kimi-Linear hands on its residual as the third there.
 
     Raises:
         GuardError: By the function returned: the output is neither, or the source does not tell.
@@ -82,10 +99,23 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
         if isinstance(output, torch.Tensor):
             return output.clone()
         if isinstance(output, tuple) and (len(output) == 2 or (len(output) > 2 and sums)):
-            hidden, residual = output[:2]
+            hidden, residual, *more = output
             if isinstance(hidden, torch.Tensor) and residual is None:
+                if any(element is not None for element in more):
+                    raise GuardError(
+                        f"Decoder layer {name}, {_place(layer)}, returned None as its residual and"
+                        " something behind it: whether that belongs to the residual stream cannot be"
+                        " told; use a vLLM release whose layer returns a pair, or wait for a"
+                        " vllm_compat that reads this layer."
+                    )
                 return hidden.clone()
             if isinstance(hidden, torch.Tensor) and isinstance(residual, torch.Tensor):
+                if sums and hidden.shape != residual.shape:
+                    raise GuardError(
+                        f"Decoder layer {name}, {_place(layer)}, returned tensors of the shapes"
+                        f" {list(hidden.shape)} and {list(residual.shape)}, which are no hidden states"
+                        " and residual: its residual stream cannot be told."
+                    )
                 if sums is None:
                     raise GuardError(
                         f"Decoder layer {name}, {type(layer).__name__}, returned a pair of tensors, and"
@@ -99,6 +129,10 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
         )
 
     return read
+
+
+def _place(layer: Any) -> str:
+    return f"{type(layer).__name__} ({type(layer).__module__})"
 
 
 def _by_token(stream: Any) -> Any:

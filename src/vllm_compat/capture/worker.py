@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from vllm_compat.capture import auxiliary, stock_loop
-from vllm_compat.capture.layers import decoder, is_ambiguous, stream_reader
+from vllm_compat.capture.layers import decoder, is_ambiguous, refuse_misread, stream_reader
 from vllm_compat.capture.rows import RowStore, Span, spans_of
 from vllm_compat.capture.transfer import SharedRowStore, SharedStates, Values
 from vllm_compat.errors import GuardError
@@ -45,6 +46,7 @@ class Capture:
         self.unique_ids = tuple(sorted(set(layer_ids)))
         self.path = ""
         self.active = self._captures()
+        self._refuse_misread()
         self._step: Any = None
         self._captured: dict[int, Any] = {}
         self._ready: dict[int, Any] = {}
@@ -109,6 +111,12 @@ class Capture:
                 " serve: use tensor parallelism."
             )
         return bool(get_tp_group().rank_in_group == 0)
+
+    def _refuse_misread(self) -> None:
+        """Refuse layers that are known to be misread, whichever strategy is asked for."""
+        from vllm.distributed import get_tp_group
+
+        refuse_misread(self.runner.model, get_tp_group().world_size, _version())
 
     def _watch_steps(self) -> None:
         execute_model = self.runner.execute_model
@@ -221,6 +229,11 @@ class Capture:
             request_id: [layers[place[layer_id]] for layer_id in self.layer_ids]
             for request_id, layers in collected.items()
         }
+
+
+def _version() -> str:
+    """Return the vLLM release as it names itself, for messages."""
+    return str(getattr(sys.modules.get("vllm"), "__version__", ""))
 
 
 def _length(request: Any) -> int:

@@ -25,7 +25,7 @@ def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], d
 
     transaction.owned_by("guard")
     module, _, cls = plan.roles.generator.partition(":")
-    transaction.wrap(f"{module}:{cls}.__init__", batch.while_building)
+    transaction.wrap(f"{module}:{cls}.__init__", batch.while_building(plan))
     transaction.wrap(
         f"{module}:{cls}.generate",
         batch.checked_generate(

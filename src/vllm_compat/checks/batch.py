@@ -7,19 +7,24 @@ every result before the caller gets it.
 from __future__ import annotations
 
 import atexit
+import inspect
 import sys
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from vllm_compat.checks import misread
 from vllm_compat.checks.canary import check_canary, has_router
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime import context, heartbeat, run_record
 
 if TYPE_CHECKING:
+    from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Wrapper
 
 
@@ -38,18 +43,34 @@ def grammar_or_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
     return wrapped(*args, **kwargs)
 
 
-def while_building(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    path = kwargs.get("model_path", args[0] if args else "")
-    heartbeat.phase("building", model=str(path))
+def while_building(plan: Plan) -> Wrapper:
+    """Return the wrapper of a generator's construction."""
+
+    def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        path = kwargs.get("model_path", args[0] if args else "")
+        heartbeat.phase("building", model=str(path))
+        try:
+            misread.refuse(str(path), _ranks(wrapped, args, kwargs), plan)
+            with context.building(instance, str(path)):
+                result = wrapped(*args, **kwargs)
+        except Exception as error:
+            run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
+            raise
+        heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+        _shut_down_at_exit(instance)
+        return result
+
+    return build
+
+
+def _ranks(construct: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return the tensor parallel size that a generator is constructed with; 1 where it is not told."""
     try:
-        with context.building(instance, str(path)):
-            result = wrapped(*args, **kwargs)
-    except Exception as error:
-        run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
-        raise
-    heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
-    _shut_down_at_exit(instance)
-    return result
+        given = inspect.signature(construct).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # it will say itself what is wrong with its arguments
+        given = dict(kwargs)
+    ranks = given.get("tensor_parallel_size", 1)
+    return ranks if isinstance(ranks, int) else 1
 
 
 def _shut_down_at_exit(generator: Any) -> None:
@@ -88,6 +109,7 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         workers = list(getattr(instance.executor, "workers", None) or ())
 
         def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
+            check_prompts(given, vocabulary_of(instance))
             with context.call_of(instance) as call:
                 try:
                     results = wrapped(*args, **kwargs)
@@ -107,9 +129,6 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
 
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
-        for index, prompt in enumerate(given):
-            if len(prompt) == 0:
-                raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
         heartbeat.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
@@ -145,6 +164,15 @@ def model_kind(generator: Any) -> tuple[int, str] | None:
     return int(config.get_hidden_size()), str(config.dtype).removeprefix("torch.")
 
 
+def vocabulary_of(generator: Any) -> int | None:
+    """Return how many ids the model's embedding has, from the generator's vLLM configuration.
+
+    None where the downstream keeps none, or vLLM does not know.
+    """
+    config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
+    return int(config.get_vocab_size()) or None if config is not None else None
+
+
 def _has_router(generator: Any) -> bool:
     config = getattr(getattr(generator, "vllm_config", None), "model_config", None)
     return config is None or has_router(config.hf_text_config)
@@ -154,11 +182,11 @@ def _dead(workers: Sequence[Any]) -> str:
     """Return which worker processes have ended, in words; nothing where all are alive."""
     ended = []
     for rank, worker in enumerate(workers):
-        apply = getattr(worker, "proc", None)
-        code = getattr(apply, "exitcode", None)
-        if apply is not None and code is not None:
+        process = getattr(worker, "proc", None)
+        code = getattr(process, "exitcode", None)
+        if process is not None and code is not None:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-            ended.append(f"the worker of rank {rank} (pid {apply.pid}) {how}")
+            ended.append(f"the worker of rank {rank} (pid {process.pid}) {how}")
     return f"{', '.join(ended)}; " if ended else ""
 
 
@@ -167,6 +195,67 @@ def _abandon(scheduler: Any, call: context.Call) -> None:
     from vllm.v1.request import RequestStatus
 
     scheduler.finish_requests(list(call.prompts), RequestStatus.FINISHED_ABORTED)
+
+
+def check_prompts(given: Any, vocabulary: int | None = None) -> None:
+    """Check, before a batch starts, that each prompt is a row of ids that the model has.
+
+    vLLM's own front end checks ids, and the downstream goes past it: over several ranks the embedding
+    takes an id that the model does not have for a row of zeros, and says nothing. ``vocabulary`` is how
+    many ids the model has, where that is known. Prompts may be lists or tensors.
+
+    Raises:
+        GuardError: Names the first prompt, the token and what is wrong with it.
+    """
+    prompts = _plain(given)
+    if not isinstance(prompts, Iterable):
+        return  # the downstream says what it takes
+    for index, prompt in enumerate(prompts):
+        ids = _plain(prompt)
+        if isinstance(ids, (str, bytes, Mapping)) or not hasattr(ids, "__len__"):
+            raise GuardError(
+                f"Prompt {index} is no list of token ids (it is of type {type(prompt).__name__});"
+                " generate() takes a list of prompts, each a list of the model's token ids."
+            )
+        if len(ids) == 0:
+            raise GuardError(f"Prompt {index} has no tokens; leave empty prompts out of the batch.")
+        if not _are_ids(ids, vocabulary):
+            raise GuardError(f"Prompt {index}, {_wrong_id(ids, vocabulary)}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor's or an array's content as Python's own objects; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _are_ids(ids: Sequence[Any], vocabulary: int | None) -> bool:
+    """Tell whether all are ids that the model has, without a loop of Python's over them."""
+    try:
+        array("I", ids)  # the quickest way to see that all are whole numbers and none is negative
+    except (TypeError, OverflowError):
+        return False
+    highest = max(ids)
+    if highest <= 1 and all(isinstance(_plain(token), bool) for token in ids):
+        return False  # a mask, given for ids
+    return vocabulary is None or bool(highest < vocabulary)
+
+
+def _wrong_id(ids: Sequence[Any], vocabulary: int | None) -> str:
+    """Return which token of a prompt is no id that the model has, and what to do."""
+    for place, token in enumerate(map(_plain, ids)):
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            return (
+                f"token {place}: {token!r} is no token id (it is of type {type(token).__name__}); give"
+                " whole numbers, as the model's own tokenizer makes them."
+            )
+        if not 0 <= int(token) < (vocabulary or 2**32):
+            known = f"the model has {vocabulary} (ids 0 to {vocabulary - 1})" if vocabulary else ""
+            return (
+                f"token {place}: id {token}, {known or 'no model has such an id'}. It comes from another"
+                " tokenizer, or marks padding or a token that the model's embedding was not made larger"
+                " for: tokenize with the model's own tokenizer, or leave this prompt out."
+            )
+    return "what it holds are no token ids; give whole numbers."
 
 
 def check_requests(given: Sequence[Any], prompts: Sequence[Sequence[int]]) -> None:

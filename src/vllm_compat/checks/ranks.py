@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vllm_compat.checks import misread
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime import context, env
 
@@ -21,7 +22,10 @@ def compared(plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> Wrappe
     """
 
     def started(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ours = context.belongs(args[0] if args else kwargs.get("vllm_config"), plan.roles.package)
+        given = args[0] if args else kwargs.get("vllm_config")
+        ours = context.belongs(given, plan.roles.package)
+        if ours:
+            misread.refuse_configured(given, plan)
         if ours and plan.environment.device == "cuda":
             check_fork()
         result = wrapped(*args, **kwargs)

@@ -32,15 +32,16 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say whether a downstream runs on a vLLM, as it is or with vllm_compat, before anything is"
         " loaded. Only source is read. Exit status: 0 usable, 1 incompatible, 2 usage error, 3"
-        " unknown; of several pairs, that of the one worst off."
+        " unknown; of several pairs, that of the one worst off. speculators 0.5 and later take hidden"
+        " states from a vLLM server, which is not served yet: unknown, with the hazards that are known."
     )
     parser.add_argument(
         "--downstream",
         action="append",
         default=[],
         metavar="NAME|PATH|WHEEL",
-        help="the library that uses vLLM: an installed distribution, a folder, a wheel or an sdist"
-        " (default: the installed speculators); may be given more than once",
+        help="the library that uses vLLM: the name of an installed distribution (no version), a folder,"
+        " a wheel or an sdist (default: the installed speculators); may be given more than once",
     )
     parser.add_argument(
         "--vllm",
@@ -236,7 +237,8 @@ def _check(
             installed = what is None or what == "installed"
             environment = environment_of(source, surface, installed, python, device)
             planned = source.planned(surface, environment, keep=not history.whole)
-            pairs.append(judge(contract, surface, environment, installed, history, planned))
+            described = source.files.described
+            pairs.append(judge(contract, surface, environment, installed, history, planned, described))
     return Report(tuple(pairs), strict)
 
 

@@ -18,10 +18,12 @@ import vllm_compat
 from vllm_compat.adapters import by_name
 from vllm_compat.analysis.contract import SiteKind
 from vllm_compat.analysis.drift import Finding, FindingKind
+from vllm_compat.analysis.server_flow import Harm
 from vllm_compat.commands.check import check
 from vllm_compat.commands.report import render, show, words
 from vllm_compat.commands.report.model import Dating, Judged, Report, Standing, Verdict, spans
 
+SERVER_FLOW = Path(__file__).parents[2] / "fakes" / "speculators_0_5" / "speculators"
 SCHEMAS = Path(vllm_compat.__file__).parent / "schemas"
 
 
@@ -34,10 +36,14 @@ def report(name: str) -> Report:
         return check([wheel("0.4.0")], ["0.11.0"])
     if name == "guarded":
         return check([wheel("0.4.0.1")], ["0.32.0"], device="cpu")
+    if name == "hazards":
+        return check([SERVER_FLOW], ["0.22.1"])
+    if name == "hazards of many":
+        return check([SERVER_FLOW], ["0.16.0", "0.22.1", "0.32.0"])
     return check([wheel(version) for version in VERSIONS], all_releases=True)
 
 
-NAMES = ("repaired", "unmet", "guarded", "matrix")
+NAMES = ("repaired", "unmet", "guarded", "matrix", "hazards", "hazards of many")
 each = pytest.mark.parametrize("name", NAMES)
 
 
@@ -73,6 +79,7 @@ def test_the_schema_has_every_kind_there_is() -> None:
     assert finding["standing"]["enum"] == [standing.value for standing in Standing]
     site = finding["sites"]["items"]["properties"]
     assert site["kind"]["enum"] == [kind.value for kind in SiteKind]
+    assert defs["hazard"]["properties"]["harm"]["enum"] == [harm.value for harm in Harm]
     assert defs["verdict"]["enum"] == [verdict.value for verdict in Verdict]
 
 
@@ -147,6 +154,37 @@ def test_what_is_not_put_in_force_is_not_called_in_force() -> None:
     assert "none is put in force" in render(report("unmet"), "text")
 
 
+@pytest.mark.parametrize("form", ["text", "json", "markdown", "junit", "github"])
+def test_every_format_shows_each_hazard_with_its_harm_and_remedy(form: str) -> None:
+    (pair,) = report("hazards").pairs
+    shown = render(report("hazards"), form)
+    if form == "junit":
+        skipped = list(xml.fromstring(shown.encode()).iter("skipped"))
+        shown = " ".join(f"{element.get('message')} {element.text}" for element in skipped)
+    if form == "json":
+        listed = json.loads(shown)["pairs"][0]["hazards"]
+        assert [hazard["key"] for hazard in listed] == [hazard.key for hazard in pair.hazards]
+        shown = " ".join(value for hazard in listed for value in hazard.values())
+    shown = " ".join(shown.replace("&lt;", "<").split())
+    assert len(pair.hazards) > 5
+    for hazard in pair.hazards:
+        for part in (hazard.harm.value, hazard.sentence, hazard.remedy):
+            assert part in shown
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_a_matrix_says_each_hazard_once_and_on_which_releases(form: str) -> None:
+    shown = " ".join(render(report("hazards of many"), form).replace("&lt;", "<").split())
+    on = {h.key: h.sentence for pair in report("hazards of many").pairs for h in pair.hazards}
+    assert all(shown.count(sentence) == 1 for sentence in on.values())
+    assert f"22.1: wrong data: {on['prefix-caching.rows']}" in shown
+    assert f"0.16.0: failure: {on['method.missing']}" in shown
+    assert f"0.22.1 – 0.32.0: lost data: {on['writer.lock']}" in shown
+    assert shown.index(on["prefix-caching.rows"]) < shown.index(on["method.missing"])
+    assert "? not served: 2 failure" in shown
+    assert "not served: 4 wrong data, 3 lost data, " in shown
+
+
 # Markdown.
 
 
@@ -198,7 +236,7 @@ def test_github_annotations_are_commands_the_gravest_first(name: str) -> None:
         assert match, line
         levels.append(match.group(1))
     assert levels == sorted(levels, key=["error", "warning", "notice"].index)
-    findings = sum(len(pair.findings) for pair in report(name).pairs)
+    findings = sum(len(pair.findings) + len(pair.hazards) for pair in report(name).pairs)
     assert len(lines) == findings + len(report(name).pairs)
     if name == "unmet":
         assert levels.count("error") == findings + 1
@@ -234,7 +272,7 @@ def test_a_terminal_gets_tables_with_the_same_content(name: str) -> None:
     terminal.show(report(name), console.Console(file=page, width=140, force_terminal=True))
     shown = page.getvalue()
     assert "\x1b[" in shown
-    assert "request.eos_token_id" in shown or name == "unmet"
+    assert ("request.eos_token_id" in shown) is (name in ("repaired", "guarded", "matrix"))
     for downstream in report(name).downstreams:
         assert downstream.split()[-1] in shown
 

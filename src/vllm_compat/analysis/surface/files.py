@@ -214,7 +214,7 @@ class PackageFiles:
     """The source of one import package inside a tree.
 
     ``package`` is the import name, ``folder`` where it lies in ``tree``, ``distribution`` and
-    ``version`` what the metadata beside it (or the package itself) says.
+    ``version`` what the metadata beside it says, or, where it is not ``described``, the package itself.
     """
 
     package: str
@@ -223,6 +223,7 @@ class PackageFiles:
     distribution: str
     version: str
     origin: str
+    described: bool = True
 
     def _path(self, module: str) -> str | None:
         if module == self.package:
@@ -384,7 +385,7 @@ def _describe(tree: Tree, package: str, folder: str, origin: str) -> PackageFile
     name, version = found or (package, _written_version(tree, folder) or "unknown")
     if isinstance(tree, FolderTree):
         origin = str(tree.root / folder if folder else tree.root)
-    return PackageFiles(package, tree, folder, name, version, origin)
+    return PackageFiles(package, tree, folder, name, version, origin, found is not None)
 
 
 def _candidate_folders(tree: Tree, package: str | None) -> Iterator[tuple[str, str]]:
@@ -533,7 +534,7 @@ def installed_package(
         known = next((found[name] for name in names if name in found), None)
     if not where:
         beside = f" in the environment of {python}" if python else ""
-        raise UsageError(f"{package} is not installed{beside}.")
+        raise UsageError(f"{distribution or package} is not installed{beside}.")
     path = Path(where)
     folder = path.parent if path.name == "__init__.py" else path
     if not (folder / "__init__.py").is_file():

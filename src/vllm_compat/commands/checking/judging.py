@@ -12,6 +12,15 @@ from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.installed import refuse_unserved
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.planner import roles_of
+from vllm_compat.analysis.server_flow import (
+    FIRST,
+    IN_PROCESS,
+    UNSERVED,
+    Hazard,
+    hazards_of,
+    in_server_flow,
+    release_of,
+)
 from vllm_compat.analysis.surface.model import Surface
 from vllm_compat.commands.checking.dating import History
 from vllm_compat.commands.report.model import Dating, Judged, Pair, Standing, Verdict
@@ -41,17 +50,30 @@ def judge(
     environment_known: bool,
     history: History | None = None,
     planned: Planned | None = None,
+    described: bool = True,
 ) -> Pair:
     """Judge one pair.
 
     A downstream with an in-process generator is judged by the plan that ``apply()`` would put in
-    force; any other by its findings alone, since no adapter is made for it. ``history`` dates the
-    findings; without it they stay undated. ``planned`` are findings and plan where they are known.
+    force; any other by its findings alone, since no adapter is made for it. One that takes hidden
+    states from a server is never usable, since that flow is not served, and gets the hazards that are
+    known of the pair. ``history`` dates the findings; without it they stay undated. ``planned`` are
+    findings and plan where they are known; ``described`` says whether metadata gives the downstream's
+    version.
     """
     findings, plan = planned or find_and_plan(contract, surface, environment)
-    case = _Case(contract, surface, environment, environment_known, plan, _refusal(contract, surface))
     judged = _judged(findings, plan, surface, history)
-    verdict, reason = case.verdict(judged)
+    if in_server_flow(contract):
+        hazards: tuple[Hazard, ...] = hazards_of(contract.version if described else "", surface.version)
+        verdict, reason = _server_flow_verdict(judged, hazards)
+        notes = (*_server_flow_notes(contract, surface, described), IN_PROCESS)
+    else:
+        case = _Case(
+            contract, surface, environment, environment_known, plan, _refusal(contract, surface)
+        )
+        hazards = ()
+        verdict, reason = case.verdict(judged)
+        notes = tuple(case.notes())
     return Pair(
         contract,
         surface,
@@ -61,7 +83,8 @@ def judge(
         reason,
         plan,
         judged,
-        tuple(case.notes()),
+        notes,
+        hazards,
     )
 
 
@@ -122,7 +145,46 @@ def _standing(finding: Finding, plan: Plan | None, repaired: bool, date: Dating)
     return Standing.POSSIBLE if excused else Standing.UNMET
 
 
-# The pair.
+# A pair whose hidden states come from a server.
+
+
+def _server_flow_verdict(judged: Sequence[Judged], hazards: Sequence[Hazard]) -> tuple[Verdict, str]:
+    unmet = sum(j.standing is Standing.UNMET for j in judged)
+    if unmet:
+        return Verdict.INCOMPATIBLE, _sure_to_fail(unmet)
+    return Verdict.UNKNOWN, f"{UNSERVED}. Known of this pair: {count(len(hazards), 'hazard')}."
+
+
+def _server_flow_notes(contract: Contract, surface: Surface, described: bool) -> Iterator[str]:
+    """Say what the hazards of a pair rest on."""
+    from packaging.version import Version
+
+    yield (
+        f"{contract.name} {contract.version} takes hidden states from a vLLM server (`vllm serve` with"
+        " the extract_hidden_states method); flags are as its own launcher, scripts/launch_vllm.py,"
+        " gives them."
+    )
+    version = release_of(contract.version) if described else None
+    if version is None or version < Version(FIRST):
+        yield (
+            "No metadata says which release of the downstream this is, and what its source says can be"
+            " wrong: hazards of all its releases are listed. An installed distribution or a wheel says"
+            " it."
+        )
+    elif version >= Version("0.8"):
+        yield (
+            "The launcher is in no wheel; for 0.8 and later the one in speculators' repository of August"
+            " 2026 is assumed."
+        )
+    if release_of(surface.version) is None:
+        yield "This vLLM does not say its release: hazards of all releases are listed."
+
+
+def _sure_to_fail(unmet: int) -> str:
+    return f"{count(unmet, 'finding')} at call sites that are sure to fail."
+
+
+# Any other pair.
 
 
 @dataclass(frozen=True)
@@ -159,7 +221,7 @@ class _Case:
 
     def _obstacle(self, unmet: int) -> str:
         if self.plan is None:
-            return f"{count(unmet, 'finding')} at call sites that are sure to fail."
+            return _sure_to_fail(unmet)
         return self.refused or f"{count(unmet, 'finding')} that no adapter repairs."
 
     def notes(self) -> Iterator[str]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.analysis.layer_ids import config_path, layers_of, read_config
+from vllm_compat.analysis.misread import architectures_of, before_loading
 from vllm_compat.commands.run_options import RunTerms
 from vllm_compat.errors import UsageError, VllmCompatError
 
@@ -255,7 +256,14 @@ def _pair(options: Options) -> list[Item]:
         return [Item("adapters", "unknown" if isinstance(error, UsageError) else "fail", first)]
     pair = f"{plan.downstream} {plan.downstream_version} on vLLM {plan.vllm}"
     words = f"{pair}: {len(plan.steps)} needed, nothing unmet (plan {plan.digest})"
-    return [Item("adapters", "ok", words)]
+    return [Item("adapters", "ok", words), *_stream(options, plan.vllm)]
+
+
+def _stream(options: Options, vllm: str) -> list[Item]:
+    """Say where the residual stream of this model's layers is not read, on CUDA."""
+    named = architectures_of(read_config(options.model))
+    sentence = before_loading(named, options.devices, vllm, "cuda")
+    return [Item("residual stream", "fail", sentence)] if sentence else []
 
 
 def _downstream_version(name: str) -> str:

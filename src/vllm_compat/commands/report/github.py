@@ -18,7 +18,7 @@ _VERDICTS = {Verdict.INCOMPATIBLE: "error", Verdict.UNKNOWN: "warning"}
 
 
 def render(report: Report) -> str:
-    """Return one command for each pair's verdict and each finding, the gravest first.
+    """Return one command for each pair's verdict, finding and hazard, the gravest first.
 
     GitHub shows only the first ten of each level in a step.
     """
@@ -28,6 +28,11 @@ def render(report: Report) -> str:
         lines.append((level, _command(level, f"{pair.verdict.value}. {pair.reason}", pair.title)))
     for pair in report.pairs:
         lines += [(_level(j), _annotation(pair, j)) for j in pair.findings]
+        # No line of the downstream shows a hazard.
+        lines += [
+            ("warning", _command("warning", words.hazard(h), f"{pair.title}: {h.key}"))
+            for h in pair.hazards
+        ]
     order = ("error", "warning", "notice")
     return "".join(f"{text}\n" for _, text in sorted(lines, key=lambda item: order.index(item[0])))
 

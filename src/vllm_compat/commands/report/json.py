@@ -65,6 +65,18 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "verdict": pair.verdict.value,
         "reason": pair.reason,
         "notes": list(pair.notes),
+        "hazards": [
+            {
+                "key": hazard.key,
+                "harm": hazard.harm.value,
+                "vllm": hazard.vllm,
+                "downstream": hazard.downstream,
+                "sentence": hazard.sentence,
+                "remedy": hazard.remedy,
+                "source": hazard.source,
+            }
+            for hazard in pair.hazards
+        ],
         "findings": [_finding(judged) for judged in pair.findings],
         "plan": None
         if plan is None

@@ -1,4 +1,4 @@
-"""A report as JUnit XML: a suite for each pair, a case for its verdict and one for each finding."""
+"""A report as JUnit XML: a suite for each pair, a case for its verdict, finding and hazard."""
 
 from __future__ import annotations
 
@@ -48,6 +48,18 @@ def _suite(pair: Pair, strict: bool) -> xml.Element:
         xml.SubElement(case, "system-out").text = _text(pair.reason)
     for judged in pair.findings:
         _case(suite, pair, judged, strict)
+    for hazard in pair.hazards:
+        named = {"classname": _text(pair.title), "name": f"hazard: {hazard.key}"}
+        case = xml.SubElement(suite, "testcase", named)
+        message = {"message": _text(hazard.sentence)}
+        if strict:
+            element = xml.SubElement(case, "failure", {**message, "type": hazard.harm.value})
+        else:
+            element = xml.SubElement(case, "skipped", message)
+        element.text = _text(
+            f"harm: {hazard.harm.value}\nby hand: {hazard.remedy}\nknown of: {hazard.ranges}"
+            f"\nsource: {hazard.source}"
+        )
     suite.set("tests", str(len(suite.findall("testcase"))))
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
     suite.set("skipped", str(len(suite.findall("testcase/skipped"))))

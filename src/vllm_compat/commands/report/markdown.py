@@ -58,6 +58,23 @@ def _pair(pair: Pair) -> Iterator[str]:
             *(("note", _text(note)) for note in pair.notes),
         ),
     )
+    if pair.hazards:
+        yield ""
+        yield f"### {words.hazards_title(pair)}"
+        yield ""
+        yield from _table(
+            ("harm", "hazard", "by hand", "known of", "source"),
+            (
+                (
+                    f"**{hazard.harm.value}**",
+                    _text(hazard.sentence),
+                    _text(hazard.remedy),
+                    _code(hazard.ranges),
+                    _text(hazard.source),
+                )
+                for hazard in pair.hazards
+            ),
+        )
     findings = [judged for judged in pair.findings if not judged.finding.home]
     if findings:
         yield ""

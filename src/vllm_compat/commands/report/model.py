@@ -10,6 +10,7 @@ from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.drift import Finding
 from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.plan import Plan
+from vllm_compat.analysis.server_flow import Hazard
 from vllm_compat.analysis.surface.model import Surface
 
 
@@ -83,6 +84,7 @@ class Pair:
     ``plan`` is what ``apply()`` would put in force, None where the downstream has no in-process
     generator. ``environment_known`` says whether it was read from an interpreter; otherwise it
     holds what was given and what source alone shows. ``reason`` and ``notes`` are sentences.
+    ``hazards`` are what is known of a flow that is not served, the worst first.
     """
 
     contract: Contract
@@ -94,6 +96,7 @@ class Pair:
     plan: Plan | None = None
     findings: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
+    hazards: tuple[Hazard, ...] = ()
 
     @property
     def downstream(self) -> str:

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from vllm_compat.analysis.server_flow import Harm
 from vllm_compat.commands.report import words
 from vllm_compat.commands.report.model import Judged, Pair, Report, Standing, Verdict
 
@@ -25,6 +26,7 @@ _STANDINGS = {
     Standing.POSSIBLE: "yellow",
     Standing.UNMET: "red",
 }
+_HARMS = {Harm.WRONG: "bold red", Harm.LOST: "red", Harm.FAILURE: "yellow"}
 
 
 def show(report: Report, console: Console | None = None) -> None:
@@ -59,6 +61,15 @@ def _pair(pair: Pair, console: Console) -> None:
     for note in pair.notes:
         facts.add_row("note", Text(note, style="yellow"))
     console.print(facts)
+    if pair.hazards:
+        console.print(Text(words.hazards_title(pair), style="bold"))
+        table = _table("harm", "hazard", "by hand")
+        table.columns[1].ratio, table.columns[2].ratio = 3, 2
+        table.columns[0].no_wrap = table.expand = True
+        for hazard in pair.hazards:
+            text = Text.assemble(hazard.sentence, (f"\n{hazard.ranges}; {hazard.source}\n", "dim"))
+            table.add_row(Text(hazard.harm.value, _HARMS[hazard.harm]), text, Text(hazard.remedy))
+        console.print(table)
     if len(pair.findings) > len(pair.changed_defaults):
         table = _table("finding", "since", "repair")
         table.columns[0].ratio, table.columns[2].ratio = 3, 1

@@ -43,6 +43,15 @@ def _pair(pair: Pair) -> Iterator[str]:
     yield from _field("environment", words.environment(pair))
     for note in pair.notes:
         yield from _field("note", note)
+    if pair.hazards:
+        yield ""
+        yield words.hazards_title(pair)
+    for hazard in pair.hazards:
+        yield ""
+        yield from _wrap(f"{hazard.harm.value}: {hazard.sentence}", "  ", "    ")
+        yield from _field("by hand", hazard.remedy, "    ")
+        yield from _field("known of", hazard.ranges, "    ")
+        yield from _field("source", hazard.source, "    ")
     number = len(pair.findings) - len(pair.changed_defaults)
     if number:
         counted = (

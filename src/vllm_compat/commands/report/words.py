@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from vllm_compat.analysis.contract import CallSite
 from vllm_compat.analysis.drift import Finding, FindingKind
+from vllm_compat.analysis.server_flow import HAZARDS, Hazard
 from vllm_compat.commands.report.model import Judged, Pair, Report, Standing, Verdict, spans
 
 MARKS = {
@@ -74,6 +75,22 @@ def changes(judged: Judged) -> tuple[str, ...]:
     from vllm_compat.adapters import by_name
 
     return tuple(by_name(name).changed for name in judged.adapters)
+
+
+def hazards_title(pair: Pair) -> str:
+    """Return the title of a pair's hazards: how many there are, and of which harm."""
+    return f"{count(len(pair.hazards), 'hazard')} known of the server flow: {harms(pair)}"
+
+
+def harms(pair: Pair) -> str:
+    """Count a pair's hazards by their harm: ``1 wrong data, 6 failure``."""
+    found = [hazard.harm.value for hazard in pair.hazards]
+    return ", ".join(f"{found.count(harm)} {harm}" for harm in dict.fromkeys(found))
+
+
+def hazard(found: Hazard) -> str:
+    """Return a hazard and its remedy in one line."""
+    return f"{found.harm.value}: {found.sentence} By hand: {found.remedy}."
 
 
 def environment(pair: Pair) -> str:
@@ -176,20 +193,31 @@ def cell(pair: Pair) -> str:
     if pair.verdict is Verdict.INCOMPATIBLE:
         unmet = len(pair.standing(Standing.UNMET))
         return f"{count(unmet, 'finding')} unmet" if unmet else "not served"
+    if pair.hazards:
+        return f"not served: {harms(pair)}"
     return str(pair.verdict.value)
 
 
 def obstacles(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return, for every downstream, what stands in the way and on which releases."""
     found: dict[str, dict[str, list[str]]] = {}
+    hazards: dict[str, dict[Hazard, list[str]]] = {}
     for pair in report.pairs:
         if pair.verdict not in (Verdict.INCOMPATIBLE, Verdict.UNKNOWN):
             continue
         open_findings = pair.standing(Standing.UNMET, Standing.POSSIBLE)
         reasons = [f"{j.finding.detail} ({sites(j.finding)})" for j in open_findings]
+        if not reasons and not pair.hazards:
+            reasons = [pair.reason]
         by_reason = found.setdefault(pair.downstream, {})
-        for reason in reasons or [pair.reason]:
+        for reason in reasons:
             by_reason.setdefault(reason, []).append(pair.surface.version)
+        by_hazard = hazards.setdefault(pair.downstream, {})
+        for known in pair.hazards:
+            by_hazard.setdefault(known, []).append(pair.surface.version)
+    for downstream, by_hazard in hazards.items():
+        for known in sorted(by_hazard, key=HAZARDS.index):  # the worst first, as of a single pair
+            found[downstream][hazard(known)] = by_hazard[known]
     return [
         (
             downstream,
