@@ -98,6 +98,24 @@ def _finding(judged: Judged) -> Iterator[str]:
 
 
 def _matrix(report: Report) -> Iterator[str]:
+    yield from _cells(report)
+    for note in dict.fromkeys(note for pair in report.pairs for note in pair.notes):
+        yield ""
+        yield from _wrap(note, "")
+    obstacles = words.obstacles(report)
+    if obstacles:
+        yield ""
+        yield "What stands in the way"
+        for downstream, reasons in obstacles:
+            yield ""
+            yield f"  {downstream}"
+            for reason, releases in reasons:
+                yield from _wrap(f"{releases}: {reason}", "    - ", "      ")
+    yield from _uses(report)
+
+
+def _cells(report: Report) -> Iterator[str]:
+    """Yield the table of verdicts."""
     columns = report.downstreams
     cells = {
         (pair.downstream, pair.surface.version): f"{words.MARKS[pair.verdict]} {words.cell(pair)}"
@@ -116,18 +134,10 @@ def _matrix(report: Report) -> Iterator[str]:
             for column, width in zip(columns, widths, strict=True)
         )
         yield "  ".join([release.ljust(first), *shown])
-    for note in dict.fromkeys(note for pair in report.pairs for note in pair.notes):
-        yield ""
-        yield from _wrap(note, "")
-    obstacles = words.obstacles(report)
-    if obstacles:
-        yield ""
-        yield "What stands in the way"
-        for downstream, reasons in obstacles:
-            yield ""
-            yield f"  {downstream}"
-            for reason, releases in reasons:
-                yield from _wrap(f"{releases}: {reason}", "    - ", "      ")
+
+
+def _uses(report: Report) -> Iterator[str]:
+    """Yield the adapters, and the releases on which each is in force."""
     uses = words.uses(report)
     if uses:
         yield ""

@@ -197,31 +197,7 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
 def verdict(outcome: Outcome) -> str:
     """Return the sentences that say how the run ended; they can be read in one way only."""
     record = outcome.record
-    after = f"after {outcome.seconds:.1f} s"
-    if outcome.returncode < 0:
-        number = -outcome.returncode
-        ended = f"run killed by {_signal_name(number)} (exit status {128 + number}) {after}."
-        if number == signal.SIGKILL:
-            ended += " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
-    elif record is not None and not record.get("started", True):
-        ended = f"run refused before the program started, exit status {outcome.returncode}."
-    elif record is None:
-        ended = (
-            f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
-            "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
-            "something keeps Python from importing the sitecustomize in "
-            f"{env.bootstrap_directory()}."
-        )
-    elif outcome.returncode == 0 and record.get("failed"):
-        ended = (
-            f"run failed {after}: the program ended with exit status 0, as if all were well, but it"
-            " has lost data (exit status 1)."
-        )
-    elif outcome.returncode == 0:
-        ended = f"run finished, exit status 0, {after}."
-    else:
-        ended = f"run failed with exit status {outcome.returncode} {after}."
-    parts = [ended, *_why(outcome)]
+    parts = [_ending(outcome), *_why(outcome)]
     if record is not None and record.get("plan"):
         count = len(record.get("adapters") or ())  # type: ignore[arg-type]
         parts.append(
@@ -237,6 +213,35 @@ def verdict(outcome: Outcome) -> str:
     if outcome.resume:
         parts.append(outcome.resume)
     return " ".join(parts)
+
+
+def _ending(outcome: Outcome) -> str:
+    """Return the sentence that says how the program ended."""
+    record = outcome.record
+    after = f"after {outcome.seconds:.1f} s"
+    if outcome.returncode < 0:
+        number = -outcome.returncode
+        ended = f"run killed by {_signal_name(number)} (exit status {128 + number}) {after}."
+        if number == signal.SIGKILL:
+            ended += " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
+        return ended
+    if record is not None and not record.get("started", True):
+        return f"run refused before the program started, exit status {outcome.returncode}."
+    if record is None:
+        return (
+            f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
+            "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
+            "something keeps Python from importing the sitecustomize in "
+            f"{env.bootstrap_directory()}."
+        )
+    if outcome.returncode == 0 and record.get("failed"):
+        return (
+            f"run failed {after}: the program ended with exit status 0, as if all were well, but it"
+            " has lost data (exit status 1)."
+        )
+    if outcome.returncode == 0:
+        return f"run finished, exit status 0, {after}."
+    return f"run failed with exit status {outcome.returncode} {after}."
 
 
 def _why(outcome: Outcome) -> list[str]:
