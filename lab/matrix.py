@@ -341,19 +341,10 @@ class Matrix:
         records: list[dict[str, Any]] = []
         off: dict[str, dict[str, Any]] = {}
         for name in adapters:
-            if name in ELSEWHERE:
-                continue
-            for model in WITNESSES.get(name, (cell.model,)):
-                shown = replace(cell, model=model)
-                if shown.model != cell.model:
-                    records.append(self._cell(shown, paths, overlay, share))
-                    if records[-1]["outcome"] != Outcome.RIGHT:
-                        continue
-                if name in off:  # the model before does without the adapter, which says nothing
-                    (self.options.out / f"{off[name]['cell']}.json").unlink()
-                off[name] = self._cell(replace(shown, without=(name,)), paths, overlay, share)
-                if off[name]["outcome"] != Outcome.RIGHT:
-                    break
+            if name not in ELSEWHERE:
+                shown = self._switched_off(name, cell, paths, overlay, share, records)
+                if shown is not None:
+                    off[name] = shown
         bare = tuple(name for name in adapters if not name.startswith("device."))
         if len(bare) > MOST_IN_NAME:
             records.append(self._cell(replace(cell, without=bare), paths, overlay, share))
@@ -362,6 +353,33 @@ class Matrix:
         record["not_shown"] = [name for name in adapters if name not in off]
         _write(self.options.out / f"{cell.name}.json", record)
         return [*records, *off.values()]
+
+    def _switched_off(
+        self,
+        name: str,
+        cell: Cell,
+        paths: EnvironmentPaths,
+        overlay: Overlay | None,
+        share: str,
+        records: list[dict[str, Any]],
+    ) -> dict[str, Any] | None:
+        """Run without an adapter, on one model after another until a run fails; return the last record.
+
+        None where no model is right with all adapters. The witnesses' own records join ``records``.
+        """
+        last: dict[str, Any] | None = None
+        for model in WITNESSES.get(name, (cell.model,)):
+            shown = replace(cell, model=model)
+            if shown.model != cell.model:
+                records.append(self._cell(shown, paths, overlay, share))
+                if records[-1]["outcome"] != Outcome.RIGHT:
+                    continue
+            if last is not None:  # the model before does without the adapter, which says nothing
+                (self.options.out / f"{last['cell']}.json").unlink()
+            last = self._cell(replace(shown, without=(name,)), paths, overlay, share)
+            if last["outcome"] != Outcome.RIGHT:
+                break
+        return last
 
     def _cell(
         self, cell: Cell, paths: EnvironmentPaths, overlay: Overlay | None, share: str
