@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from lab import __main__ as cli
 from lab import environments, matrix, matrix_report
-from vllm_compat import cli
 from vllm_compat.errors import VllmCompatError
 
 FAKES = Path(__file__).parent.parent / "fakes"
