@@ -718,16 +718,7 @@ def run_matrix(options: argparse.Namespace) -> int:
         return _list(out, root)
     _refuse_nonsense(options)
     source = Path(options.overlay) if options.overlay else None
-    if source is not None:
-        from vllm_compat.analysis.surface.files import package_at
-
-        releases = [package_at(source, "vllm").version or "0.0.0"]
-        if options.releases or options.all:
-            raise UsageError("--overlay says which vLLM to run; give no releases with it.")
-    elif options.all == bool(options.releases):
-        raise UsageError("Name vLLM releases (0.16.0, or 0.17.0-0.19.1), or give --all.")
-    else:
-        releases = known_releases() if options.all else choose(options.releases)
+    releases = _releases(options, source)
     if options.plan:
         print(json.dumps(releases))
         return 0
@@ -770,6 +761,20 @@ def run_matrix(options: argparse.Namespace) -> int:
     if options.prepare:
         return 0
     return _give(records, options)
+
+
+def _releases(options: argparse.Namespace, source: Path | None) -> list[str]:
+    """Return the releases to run, of which an overlay's sources are one."""
+    if source is not None:
+        from vllm_compat.analysis.surface.files import package_at
+
+        version = package_at(source, "vllm").version or "0.0.0"
+        if options.releases or options.all:
+            raise UsageError("--overlay says which vLLM to run; give no releases with it.")
+        return [version]
+    if options.all == bool(options.releases):
+        raise UsageError("Name vLLM releases (0.16.0, or 0.17.0-0.19.1), or give --all.")
+    return known_releases() if options.all else choose(options.releases)
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:

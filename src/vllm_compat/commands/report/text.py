@@ -52,19 +52,7 @@ def _pair(pair: Pair) -> Iterator[str]:
         yield from _field("by hand", hazard.remedy, "    ")
         yield from _field("known of", hazard.ranges, "    ")
         yield from _field("source", hazard.source, "    ")
-    number = len(pair.findings) - len(pair.changed_defaults)
-    if number:
-        counted = (
-            f"{len(found)} {standing.value}"
-            for standing in Standing
-            if (found := pair.standing(standing))
-        )
-        yield ""
-        yield f"{words.count(number, 'finding')}: {', '.join(counted)}"
-        for standing in reversed(Standing):
-            for judged in pair.standing(standing):
-                yield ""
-                yield from _finding(judged)
+    yield from _findings(pair)
     if pair.changed_defaults:
         yield ""
         yield from _wrap(words.defaults_title(pair.changed_defaults), "", "  ")
@@ -84,6 +72,23 @@ def _pair(pair: Pair) -> Iterator[str]:
         for line in lines:
             parts = textwrap.wrap(line, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
             yield "  " + " \\\n      ".join(parts)
+
+
+def _findings(pair: Pair) -> Iterator[str]:
+    """Yield a pair's findings, the gravest first; changed defaults aside."""
+    number = len(pair.findings) - len(pair.changed_defaults)
+    if number:
+        counted = (
+            f"{len(found)} {standing.value}"
+            for standing in Standing
+            if (found := pair.standing(standing))
+        )
+        yield ""
+        yield f"{words.count(number, 'finding')}: {', '.join(counted)}"
+        for standing in reversed(Standing):
+            for judged in pair.standing(standing):
+                yield ""
+                yield from _finding(judged)
 
 
 def _finding(judged: Judged) -> Iterator[str]:

@@ -155,19 +155,7 @@ def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
     masks cut as foretold and no other place to read it.
     """
     whole = {batch.start for batch in batches if batch.evidence and batch.files == batch.size}
-    settled: list[Batch] = []
-    for batch in batches:
-        moved = [index for index in batch.moved if index in masks.lengths]
-        before = [masks.fitting.get((index, index)) for index in moved]
-        after = [masks.fitting.get((index, batch.mask_of(index))) for index in moved]
-        sure: tuple[int, ...] = ()
-        if masks.usual and any(fit is not None for fit in after):
-            batch = replace(batch, fit_before=_share(before), fit_after=_share(after))
-            if batch.borne_out:
-                sure = _sure_by_tokens(masks, moved, before, after)
-        elif not masks.usual and _sure_by_lengths(batch, masks, whole):
-            sure = tuple(moved)
-        settled.append(replace(batch, sure=sure))
+    settled = [_settled(batch, masks, whole) for batch in batches]
     # Without a sign of its own a batch stands only where it touches one that is out of order.
     ends = {batch.indices.stop for batch in settled if batch.sure}
     starts = {batch.start for batch in settled if batch.sure}
@@ -178,6 +166,21 @@ def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
         or batch.evidence
         or (batch.fit_after is None and (batch.start in ends or batch.indices.stop in starts))
     ]
+
+
+def _settled(batch: Batch, masks: Masks, whole: Collection[int]) -> Batch:
+    """Settle of which of a batch's files the right mask is certain."""
+    moved = [index for index in batch.moved if index in masks.lengths]
+    before = [masks.fitting.get((index, index)) for index in moved]
+    after = [masks.fitting.get((index, batch.mask_of(index))) for index in moved]
+    sure: tuple[int, ...] = ()
+    if masks.usual and any(fit is not None for fit in after):
+        batch = replace(batch, fit_before=_share(before), fit_after=_share(after))
+        if batch.borne_out:
+            sure = _sure_by_tokens(masks, moved, before, after)
+    elif not masks.usual and _sure_by_lengths(batch, masks, whole):
+        sure = tuple(moved)
+    return replace(batch, sure=sure)
 
 
 def _sure_by_tokens(
