@@ -341,19 +341,10 @@ class Matrix:
         records: list[dict[str, Any]] = []
         off: dict[str, dict[str, Any]] = {}
         for name in adapters:
-            if name in ELSEWHERE:
-                continue
-            for model in WITNESSES.get(name, (cell.model,)):
-                shown = replace(cell, model=model)
-                if shown.model != cell.model:
-                    records.append(self._cell(shown, paths, overlay, share))
-                    if records[-1]["outcome"] != Outcome.RIGHT:
-                        continue
-                if name in off:  # the model before does without the adapter, which says nothing
-                    (self.options.out / f"{off[name]['cell']}.json").unlink()
-                off[name] = self._cell(replace(shown, without=(name,)), paths, overlay, share)
-                if off[name]["outcome"] != Outcome.RIGHT:
-                    break
+            if name not in ELSEWHERE:
+                shown = self._switched_off(name, cell, paths, overlay, share, records)
+                if shown is not None:
+                    off[name] = shown
         bare = tuple(name for name in adapters if not name.startswith("device."))
         if len(bare) > MOST_IN_NAME:
             records.append(self._cell(replace(cell, without=bare), paths, overlay, share))
@@ -362,6 +353,33 @@ class Matrix:
         record["not_shown"] = [name for name in adapters if name not in off]
         _write(self.options.out / f"{cell.name}.json", record)
         return [*records, *off.values()]
+
+    def _switched_off(
+        self,
+        name: str,
+        cell: Cell,
+        paths: EnvironmentPaths,
+        overlay: Overlay | None,
+        share: str,
+        records: list[dict[str, Any]],
+    ) -> dict[str, Any] | None:
+        """Run without an adapter, on one model after another until a run fails; return the last record.
+
+        None where no model is right with all adapters. The witnesses' own records join ``records``.
+        """
+        last: dict[str, Any] | None = None
+        for model in WITNESSES.get(name, (cell.model,)):
+            shown = replace(cell, model=model)
+            if shown.model != cell.model:
+                records.append(self._cell(shown, paths, overlay, share))
+                if records[-1]["outcome"] != Outcome.RIGHT:
+                    continue
+            if last is not None:  # the model before does without the adapter, which says nothing
+                (self.options.out / f"{last['cell']}.json").unlink()
+            last = self._cell(replace(shown, without=(name,)), paths, overlay, share)
+            if last["outcome"] != Outcome.RIGHT:
+                break
+        return last
 
     def _cell(
         self, cell: Cell, paths: EnvironmentPaths, overlay: Overlay | None, share: str
@@ -700,16 +718,7 @@ def run_matrix(options: argparse.Namespace) -> int:
         return _list(out, root)
     _refuse_nonsense(options)
     source = Path(options.overlay) if options.overlay else None
-    if source is not None:
-        from vllm_compat.analysis.surface.files import package_at
-
-        releases = [package_at(source, "vllm").version or "0.0.0"]
-        if options.releases or options.all:
-            raise UsageError("--overlay says which vLLM to run; give no releases with it.")
-    elif options.all == bool(options.releases):
-        raise UsageError("Name vLLM releases (0.16.0, or 0.17.0-0.19.1), or give --all.")
-    else:
-        releases = known_releases() if options.all else choose(options.releases)
+    releases = _releases(options, source)
     if options.plan:
         print(json.dumps(releases))
         return 0
@@ -752,6 +761,20 @@ def run_matrix(options: argparse.Namespace) -> int:
     if options.prepare:
         return 0
     return _give(records, options)
+
+
+def _releases(options: argparse.Namespace, source: Path | None) -> list[str]:
+    """Return the releases to run, of which an overlay's sources are one."""
+    if source is not None:
+        from vllm_compat.analysis.surface.files import package_at
+
+        version = package_at(source, "vllm").version or "0.0.0"
+        if options.releases or options.all:
+            raise UsageError("--overlay says which vLLM to run; give no releases with it.")
+        return [version]
+    if options.all == bool(options.releases):
+        raise UsageError("Name vLLM releases (0.16.0, or 0.17.0-0.19.1), or give --all.")
+    return known_releases() if options.all else choose(options.releases)
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:

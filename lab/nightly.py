@@ -71,7 +71,7 @@ def look(
         UsageError: The source holds no vLLM, or the environment cannot be made.
     """
     from vllm_compat.commands.check import check, diff
-    from vllm_compat.commands.report.changes import render_difference
+    from vllm_compat.commands.report.difference import render_difference
     from vllm_compat.commands.report.model import Standing
 
     def tell(sentence: str) -> None:

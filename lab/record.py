@@ -37,6 +37,7 @@ from vllm_compat.analysis.surface.recorded import (
     store,
 )
 from vllm_compat.analysis.surface.source import SourceSurface
+from vllm_compat.analysis.surface.syntax import ModuleSyntax
 from vllm_compat.errors import UsageError
 
 # Recorded in full; all else by its names. Downstreams lean on these, and they are all of what
@@ -219,31 +220,37 @@ class _Table:
                 continue
             self.modules[module] = self.modules.get(module, 0) | bit
             if in_full(module):
-                if in_digests(module):
-                    key = (module, digest_of(surface.files.source(module) or b"", parsed.is_package))
-                    self.digests[key] = self.digests.get(key, 0) | bit
-                rows = self.full.setdefault(module, {})
-                header = dump([parsed.stars, parsed.dynamic, parsed.exported])
-                _put(rows, "", header, bit)
-                for prefix, names, entry in (
-                    ("", parsed.names(), parsed.entry),
-                    ("?", parsed.typing_names(), parsed.typing_entry),
-                ):
-                    for name in names:
-                        made = entry(name)
-                        if made is not None:
-                            for path, data in split(prefix + name, made):
-                                _put(rows, path, data, bit)
+                self._fill_in_full(module, parsed, surface.files.source(module) or b"", bit)
             elif in_names(module):
-                rows = self.names.setdefault(module, {})
-                _put(rows, "", "m", bit)
-                if parsed.dynamic or parsed.stars:
-                    _put(rows, "*", "i", bit)
-                for name in parsed.names():
-                    made = parsed.entry(name)
-                    kind = _kind(made) if made is not None else None
-                    if kind is not None:
-                        _put(rows, name, kind, bit)
+                self._fill_names(module, parsed, bit)
+
+    def _fill_in_full(self, module: str, parsed: ModuleSyntax, source: bytes, bit: int) -> None:
+        """Add a module with its signatures, and its digest where that is recorded."""
+        if in_digests(module):
+            key = (module, digest_of(source, parsed.is_package))
+            self.digests[key] = self.digests.get(key, 0) | bit
+        rows = self.full.setdefault(module, {})
+        _put(rows, "", dump([parsed.stars, parsed.dynamic, parsed.exported]), bit)
+        for prefix, names, entry in (
+            ("", parsed.names(), parsed.entry),
+            ("?", parsed.typing_names(), parsed.typing_entry),
+        ):
+            for name in names:
+                made = entry(name)
+                for path, data in split(prefix + name, made) if made is not None else ():
+                    _put(rows, path, data, bit)
+
+    def _fill_names(self, module: str, parsed: ModuleSyntax, bit: int) -> None:
+        """Add a module by its names and their kinds."""
+        rows = self.names.setdefault(module, {})
+        _put(rows, "", "m", bit)
+        if parsed.dynamic or parsed.stars:
+            _put(rows, "*", "i", bit)
+        for name in parsed.names():
+            made = parsed.entry(name)
+            kind = _kind(made) if made is not None else None
+            if kind is not None:
+                _put(rows, name, kind, bit)
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """Iterate over (name, content) of the files that hold the table."""

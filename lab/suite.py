@@ -55,6 +55,30 @@ def _run_cell(cell: dict[str, Any], options: argparse.Namespace, end: float) -> 
     slug = "".join(c if c.isalnum() else "-" for c in name)
     target, log = work / f"{slug}.json", work / f"{slug}.log"
     target.unlink(missing_ok=True)
+    limit = max(1.0, min(options.limit, end - time.monotonic()))
+    begin = time.perf_counter()
+    _start(cell, options, target, log, limit)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    record: dict[str, Any] = {"outcome": "failed", "error": f"no record after {limit:.0f} s"}
+    if target.exists():
+        record = json.loads(target.read_text(encoding="utf-8"))
+    record.update(name=name, cell=cell, wall_seconds=round(time.perf_counter() - begin, 1))
+    _judge(cell, record, text)
+    if not record["as_expected"] or record["outcome"] != "right":
+        record["log"] = text[-3000:].splitlines()
+    mark = "ok " if record["as_expected"] else "NOT"
+    print(
+        f"{mark} {name}: {record['outcome']}, worst {record.get('worst')},"
+        f" {record['wall_seconds']} s, {str(record.get('error') or '')[:200]}",
+        flush=True,
+    )
+    return record
+
+
+def _start(
+    cell: dict[str, Any], options: argparse.Namespace, target: Path, log: Path, limit: float
+) -> None:
+    """Run a cell's processes to their end, or to the limit."""
     environ = {**os.environ, **cell.get("environ", {})}
     downstream = Path(options.downstreams) / cell["speculators"]
     environ["PYTHONPATH"] = os.pathsep.join(
@@ -66,8 +90,6 @@ def _run_cell(cell: dict[str, Any], options: argparse.Namespace, end: float) -> 
         command += ["-m", "vllm_compat.trial.cell"]
     command += [str(Path(options.models) / cell["model"]), "--out", str(target)]
     command += cell.get("arguments", [])
-    limit = max(1.0, min(options.limit, end - time.monotonic()))
-    begin = time.perf_counter()
     with log.open("wb") as stream:
         child = subprocess.Popen(
             command, env=environ, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
@@ -78,11 +100,10 @@ def _run_cell(cell: dict[str, Any], options: argparse.Namespace, end: float) -> 
             pass
         finally:
             _end_session(child)
-    text = log.read_text(encoding="utf-8", errors="replace")
-    record: dict[str, Any] = {"outcome": "failed", "error": f"no record after {limit:.0f} s"}
-    if target.exists():
-        record = json.loads(target.read_text(encoding="utf-8"))
-    record.update(name=name, cell=cell, wall_seconds=round(time.perf_counter() - begin, 1))
+
+
+def _judge(cell: dict[str, Any], record: dict[str, Any], text: str) -> None:
+    """Say in a record whether its cell ended as expected; ``text`` is the cell's output."""
     expect = cell.get("expect", "right")
     if expect == "right":
         record["as_expected"] = record["outcome"] == "right"
@@ -95,15 +116,6 @@ def _run_cell(cell: dict[str, Any], options: argparse.Namespace, end: float) -> 
             if text_wanted not in str(worker.get(key)):
                 record["as_expected"] = False
                 record["error"] = f"workers say {key} is {worker.get(key)}, not {text_wanted}"
-    if not record["as_expected"] or record["outcome"] != "right":
-        record["log"] = text[-3000:].splitlines()
-    mark = "ok " if record["as_expected"] else "NOT"
-    print(
-        f"{mark} {name}: {record['outcome']}, worst {record.get('worst')},"
-        f" {record['wall_seconds']} s, {str(record.get('error') or '')[:200]}",
-        flush=True,
-    )
-    return record
 
 
 def _end_session(child: subprocess.Popen[bytes]) -> None:

@@ -1,6 +1,6 @@
 """Since when a finding holds, by the plain way: every release from the newest on, one after another.
 
-`vllm_compat.commands.check` looks at far fewer; the tests hold the two together.
+`vllm_compat.commands.checking.dating` looks at far fewer; the tests hold the two together.
 """
 
 from __future__ import annotations

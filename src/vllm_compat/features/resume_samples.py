@@ -97,23 +97,10 @@ def prepare(path: Path, *, start: int = 0) -> Folder | None:
 def _prepare(path: Path, start: int) -> Folder | None:
     if not path.is_dir():
         return None
-    own: dict[int, str] = {}
-    kept: dict[int, str] = {}
-    for name in os.listdir(path):
-        if match := SAMPLE.fullmatch(name):
-            own[int(match[1])] = name
-        elif (match := _ASIDE.fullmatch(name)) and match[3] == "kept":
-            kept[int(match[2])] = name
-        elif match and match[3] == "part":
-            os.unlink(path / name)  # of a run that was killed; its owner holds no lock any more
+    own, kept = _scan(path)
     if not own and not kept:
         return None
-    torn = []
-    for index, name in sorted(own.items()):
-        if not is_whole(path / name):
-            os.replace(path / name, path / torn_of(name))
-            torn.append(index)
-            del own[index]
+    torn = _set_torn_aside(path, own)
     for index, name in sorted(kept.items()):
         if index in own or not is_whole(path / name):
             os.unlink(path / name)
@@ -126,8 +113,34 @@ def _prepare(path: Path, start: int) -> Folder | None:
         if index >= following:
             os.replace(path / name, path / kept_of(name))
             kept[index] = kept_of(name)
-    missing = [i for i in range(following, highest) if i not in own and i not in kept and i not in torn]
-    return Folder(path, following, tuple(torn), tuple(missing), tuple(sorted(kept)))
+    there = {*own, *kept, *torn}
+    missing = tuple(index for index in range(following, highest) if index not in there)
+    return Folder(path, following, torn, missing, tuple(sorted(kept)))
+
+
+def _scan(path: Path) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the names of samples and of kept ones by number; take half-written files away."""
+    own: dict[int, str] = {}
+    kept: dict[int, str] = {}
+    for name in os.listdir(path):
+        if match := SAMPLE.fullmatch(name):
+            own[int(match[1])] = name
+        elif (match := _ASIDE.fullmatch(name)) and match[3] == "kept":
+            kept[int(match[2])] = name
+        elif match and match[3] == "part":
+            os.unlink(path / name)  # of a run that was killed; its owner holds no lock any more
+    return own, kept
+
+
+def _set_torn_aside(path: Path, own: dict[int, str]) -> tuple[int, ...]:
+    """Give torn samples another name and take them out of ``own``; return their numbers."""
+    torn = []
+    for index, name in sorted(own.items()):
+        if not is_whole(path / name):
+            os.replace(path / name, path / torn_of(name))
+            torn.append(index)
+            del own[index]
+    return tuple(torn)
 
 
 def put_back(path: Path) -> tuple[int, ...]:

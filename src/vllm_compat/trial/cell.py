@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,17 +167,10 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     record["kv_blocks"] = generator.scheduler.kv_cache_config.num_blocks
     record["workers"] = generator.executor.collective_rpc(describe_worker)
     record["patches"] = [vars(p) for p in vllm_compat.status().patches]
-    results: dict[str, Any] = {}
     scenarios = prompts_of(text["vocab_size"])
     if options.scenario:
         scenarios = {name: scenarios[name] for name in options.scenario}
-    for name, prompts in scenarios.items():
-        if name == "chunked prefill":
-            budget = generator.scheduler.max_num_scheduled_tokens
-            generator.scheduler.max_num_scheduled_tokens = _step_tokens(generator, prompts)
-        results[name] = generator.generate(prompts)
-        if name == "shared prefixes":
-            generator.scheduler.max_num_scheduled_tokens = budget
+    results = _results(generator, scenarios)
     if options.kv_blocks and not options.stock:
         record["too_long"] = _too_long(generator, options.kv_blocks, text["vocab_size"])
         results["after the refusal"] = generator.generate(scenarios["duplicates"])
@@ -188,6 +181,19 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
         record["endurance"] = _endurance(generator, text["vocab_size"], options.requests)
     generator.executor.shutdown()
     _judge(options, record, scenarios, results, layer_ids, text)
+
+
+def _results(generator: Any, scenarios: dict[str, list[list[int]]]) -> dict[str, Any]:
+    """Return what `generate()` gives for each scenario; two of them run with small steps."""
+    results: dict[str, Any] = {}
+    for name, prompts in scenarios.items():
+        if name == "chunked prefill":
+            budget = generator.scheduler.max_num_scheduled_tokens
+            generator.scheduler.max_num_scheduled_tokens = _step_tokens(generator, prompts)
+        results[name] = generator.generate(prompts)
+        if name == "shared prefixes":
+            generator.scheduler.max_num_scheduled_tokens = budget
+    return results
 
 
 def _record_versions(record: dict[str, Any], torch: Any, vllm: Any) -> None:
@@ -375,11 +381,10 @@ def _judge(
     layer_ids: list[int],
     text: dict[str, Any],
 ) -> None:
-    from vllm_compat.trial.reference import compare, reference_hidden_states
+    from vllm_compat.trial.reference import reference_hidden_states
 
     record["scenarios"] = {}
-    worst = 0.0
-    wrong = []
+    wrong: list[str] = []
     # Layers before the first router: their rows are exact even where a router chose differently.
     names = ("n_routed_experts", "num_experts", "num_local_experts")
     routed = any(text.get(name) for name in names)
@@ -393,29 +398,41 @@ def _judge(
             "dtype": str(results[name][0]["hidden_states"][0].dtype),
             "digest": _digest(results[name]),
         }
-        try:
-            deviation = compare(results[name], reference)
-        except Exception as error:
-            entry["wrong"] = str(error)
-            wrong.append(f"{name}: {error}")
-        else:
-            entry.update(worst=deviation.worst, median=deviation.median, q99=deviation.quantile_99)
-            worst = max(worst, deviation.worst)
-            if fault := _judgement(deviation, options.dtype, moe=bool(routed)):
-                wrong.append(f"{name}: {fault}")
-            if routed and unrouted and options.dtype != "float32":
-                states = [[r["hidden_states"][i] for i in unrouted] for r in results[name]]
-                right = [[layers[i] for i in unrouted] for layers in reference]
-                deviation = compare(states, right)
-                entry["worst_before_routing"] = deviation.worst
-                if fault := _judgement(deviation, options.dtype, moe=False):
-                    wrong.append(f"{name}, before the first router: {fault}")
+        faults = _compare(entry, results[name], reference, options.dtype, unrouted if routed else None)
+        wrong += [f"{name}{fault}" for fault in faults]
         record["scenarios"][name] = entry
-    record["worst"] = worst
+    record["worst"] = max((s.get("worst", 0.0) for s in record["scenarios"].values()), default=0.0)
     if wrong:
         record["error"] = "; ".join(wrong)
     else:
         record["outcome"] = "right"
+
+
+def _compare(
+    entry: dict[str, Any], found: Any, reference: Any, dtype: str, unrouted: list[int] | None
+) -> Iterator[str]:
+    """Write into a scenario's entry how far its rows are off, and yield what is wrong with them.
+
+    ``unrouted`` are the layer entries before the first router, None for a model without routers.
+    """
+    from vllm_compat.trial.reference import compare
+
+    try:
+        deviation = compare(found, reference)
+    except Exception as error:
+        entry["wrong"] = str(error)
+        yield f": {error}"
+        return
+    entry.update(worst=deviation.worst, median=deviation.median, q99=deviation.quantile_99)
+    if fault := _judgement(deviation, dtype, moe=unrouted is not None):
+        yield f": {fault}"
+    if unrouted and dtype != "float32":
+        states = [[r["hidden_states"][i] for i in unrouted] for r in found]
+        right = [[layers[i] for i in unrouted] for layers in reference]
+        deviation = compare(states, right)
+        entry["worst_before_routing"] = deviation.worst
+        if fault := _judgement(deviation, dtype, moe=False):
+            yield f", before the first router: {fault}"
 
 
 def _judgement(deviation: Any, dtype: str, *, moe: bool) -> str | None:

@@ -380,6 +380,15 @@ def _deepseek(
         "qk_rope_head_dim": rope,
         "v_head_dim": v_dim,
         "moe_intermediate_size": inner,
+        **_deepseek_routing(shape, factor),
+        "num_nextn_predict_layers": 0,
+        "rope_theta": theta,
+        "rope_scaling": _yarn(shape),
+    }
+
+
+def _deepseek_routing(shape: Shape, factor: float) -> dict[str, Any]:
+    return {
         "n_routed_experts": shape.experts,
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
@@ -392,17 +401,18 @@ def _deepseek(
         "first_k_dense_replace": shape.dense_layers,
         "moe_layer_freq": 1,
         "ep_size": 1,
-        "num_nextn_predict_layers": 0,
-        "rope_theta": theta,
-        "rope_scaling": {
-            "type": "yarn",
-            "factor": 8.0,
-            "original_max_position_embeddings": shape.max_position // 8,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
+    }
+
+
+def _yarn(shape: Shape) -> dict[str, Any]:
+    return {
+        "type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": shape.max_position // 8,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
     }
 
 

@@ -14,14 +14,9 @@ import vllm_compat
 from vllm_compat import cli
 from vllm_compat.analysis.surface import Parameter, ParameterKind, Signature, SymbolKind
 from vllm_compat.commands.check import diff
-from vllm_compat.commands.report.changes import (
-    ChangeKind,
-    DetailKind,
-    Difference,
-    render_difference,
-    same_annotation,
-    signature_changes,
-)
+from vllm_compat.commands.report.changes import ChangeKind, Difference
+from vllm_compat.commands.report.difference import render_difference
+from vllm_compat.commands.report.shapes import DetailKind, same_annotation, signature_changes
 
 SCHEMAS = Path(vllm_compat.__file__).parent / "schemas"
 

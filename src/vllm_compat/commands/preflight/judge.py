@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -322,35 +322,50 @@ def _choices(asked: Mapping[str, Any], options: Options, *, latent: bool) -> lis
     """Say which backend and which methods vLLM chooses; ``latent``: the model has latent attention."""
     if not asked.get("weight_bytes"):
         return []
+    items = [*_attention(asked, options), *_methods(asked), *_assumptions(asked)]
+    disabled = os.environ.get("VLLM_MLA_DISABLE", "0") not in ("", "0")
+    if disabled and latent and not asked.get("use_mla", True):
+        items.append(Item("attention", "note", "VLLM_MLA_DISABLE is set, so that MLA is not used"))
+    return items
+
+
+def _attention(asked: Mapping[str, Any], options: Options) -> Iterator[Item]:
+    """Yield the backends of attention, and those that could not be asked."""
     where = asked.get("device") or asked.get("platform") or "this device"
     capability = options.capability or asked.get("capability")
     if capability:
         where = f"{where}, capability {capability[0]}.{capability[1]}"
     backends = ", ".join(f"{name} ({n} layers)" for name, n in asked["attention"].items())
-    items = [Item("attention", "ok", f"{backends or 'none'} on {where}")]
+    yield Item("attention", "ok", f"{backends or 'none'} on {where}")
     for name, reasons in asked.get("rejected", {}).items():
         if any("ImportError" in reason for reason in reasons):
             words = f"{name} could not be asked: a package that it needs is not installed here"
-            items.append(Item("attention", "note", words))
-    if asked["moe_methods"]:
-        items.append(Item("experts", "ok", ", ".join(asked["moe_methods"])))
-    linear = sorted({name.partition(": ")[2] for name in asked["methods"]} - set(asked["moe_methods"]))
-    linear = [name for name in linear if "Embedding" not in name]
+            yield Item("attention", "note", words)
+
+
+def _methods(asked: Mapping[str, Any]) -> Iterator[Item]:
+    """Yield the methods of experts and of linear layers."""
+    experts = asked["moe_methods"]
+    if experts:
+        yield Item("experts", "ok", ", ".join(experts))
+    linear = sorted({name.partition(": ")[2] for name in asked["methods"]} - set(experts))
     scheme = f"{asked['quantization']}: " if asked.get("quantization") else ""
-    items.append(Item("linear layers", "ok", scheme + ", ".join(linear)))
-    if asked.get("standing_in"):
-        missing = sorted({name for name in asked["assumed"] if not name.startswith("cutlass")})
-        predicates = sorted({name for name in asked["assumed"] if name.startswith("cutlass")})
-        words = "vLLM's CUDA platform was asked with a stand-in for the device"
-        if missing:
-            words += f"; taken as present, as CUDA wheels have them: {', '.join(missing)}"
-        if predicates:
-            words += f"; compiled answers assumed: {', '.join(predicates)}"
-        items.append(Item("how", "note", words))
-    disabled = os.environ.get("VLLM_MLA_DISABLE", "0") not in ("", "0")
-    if disabled and latent and not asked.get("use_mla", True):
-        items.append(Item("attention", "note", "VLLM_MLA_DISABLE is set, so that MLA is not used"))
-    return items
+    words = ", ".join(name for name in linear if "Embedding" not in name)
+    yield Item("linear layers", "ok", scheme + words)
+
+
+def _assumptions(asked: Mapping[str, Any]) -> Iterator[Item]:
+    """Yield what was taken for granted of a device that is not here."""
+    if not asked.get("standing_in"):
+        return
+    missing = sorted({name for name in asked["assumed"] if not name.startswith("cutlass")})
+    predicates = sorted({name for name in asked["assumed"] if name.startswith("cutlass")})
+    words = "vLLM's CUDA platform was asked with a stand-in for the device"
+    if missing:
+        words += f"; taken as present, as CUDA wheels have them: {', '.join(missing)}"
+    if predicates:
+        words += f"; compiled answers assumed: {', '.join(predicates)}"
+    yield Item("how", "note", words)
 
 
 def activation_bytes(

@@ -183,14 +183,29 @@ def _answer(request: dict[str, Any], result: dict[str, Any]) -> None:
 
 def _stand_in(capability: tuple[int, int], request: dict[str, Any], result: dict[str, Any]) -> None:
     """Make vLLM's platform a CUDA device of that capability."""
-    import torch
-
-    major, minor = capability
     memory, devices = int(request["memory"]), int(request["devices"])
     compiled = _Compiled(capability)
     sys.meta_path.insert(0, compiled)
     result["assumed"] = compiled.supplied
+    _stand_in_torch(capability, memory, devices)
+    _take_the_place_of_the_platform(_platform(capability, memory, devices, result["rejected"]))
+    if result["standing_in"]:
+        result["platform"] = "CUDA, stand-in device"
+    with suppress(ImportError, AttributeError):
+        from vllm.utils import torch_utils
 
+        if hasattr(torch_utils, "_cuda_device_count_stateless"):
+            torch_utils._cuda_device_count_stateless = lambda *_: devices
+    with suppress(ImportError):
+        import vllm._custom_ops  # noqa: F401
+    _answer_for_operators(10 * capability[0] + capability[1], result)
+
+
+def _stand_in_torch(capability: tuple[int, int], memory: int, devices: int) -> None:
+    """Make torch say that there are CUDA devices of that capability."""
+    import torch
+
+    major, minor = capability
     torch.cuda.current_device = lambda: 0
     torch.cuda.device_count = lambda: devices
     torch.cuda.is_available = lambda: True
@@ -203,7 +218,12 @@ def _stand_in(capability: tuple[int, int], request: dict[str, Any], result: dict
     torch.cuda.get_device_properties = lambda *_: properties
     torch.cuda.Stream = torch.cuda.Event = _Quiet
 
-    import vllm.platforms as platforms
+
+def _platform(
+    capability: tuple[int, int], memory: int, devices: int, rejected: dict[str, list[str]]
+) -> Any:
+    """Return a CUDA platform of vLLM's that answers for the device; ``rejected`` collects backends."""
+    import torch
     from vllm.platforms import cuda
     from vllm.platforms.interface import DeviceCapability
 
@@ -212,7 +232,7 @@ def _stand_in(capability: tuple[int, int], request: dict[str, Any], result: dict
 
         @classmethod
         def get_device_capability(cls, device_id: int = 0) -> Any:
-            return DeviceCapability(major, minor)
+            return DeviceCapability(*capability)
 
         @classmethod
         def get_device_name(cls, device_id: int = 0) -> str:
@@ -248,25 +268,26 @@ def _stand_in(capability: tuple[int, int], request: dict[str, Any], result: dict
             for backend, reasons in invalid.items():
                 # Newer releases put a rank beside the reasons.
                 words = reasons[1] if isinstance(reasons, tuple) else reasons
-                result["rejected"][backend.name] = [str(word) for word in words]
+                rejected[backend.name] = [str(word) for word in words]
             return valid, invalid
 
-    platform = StandIn()
-    if result["standing_in"]:
-        result["platform"] = "CUDA, stand-in device"
+    return StandIn()
+
+
+def _take_the_place_of_the_platform(platform: Any) -> None:
+    """Make it vLLM's current platform, in modules too that have bound the other one already."""
+    import vllm.platforms as platforms
+
     platforms._current_platform = platform
-    # Modules that the import of the CUDA platform has brought along have bound the other one.
+    # The import of the CUDA platform has brought some along.
     for module in list(sys.modules.values()):
         ours = getattr(module, "__name__", "").startswith("vllm.") and module is not platforms
         if ours and "current_platform" in vars(module):
             vars(module)["current_platform"] = platform
-    with suppress(ImportError, AttributeError):
-        from vllm.utils import torch_utils
 
-        if hasattr(torch_utils, "_cuda_device_count_stateless"):
-            torch_utils._cuda_device_count_stateless = lambda *_: devices
-    with suppress(ImportError):
-        import vllm._custom_ops  # noqa: F401
+
+def _answer_for_operators(capability: int, result: dict[str, Any]) -> None:
+    """Answer for compiled operators that this build lacks; ``capability`` is that of 9.0 as 90."""
     import torch._ops
 
     original = torch._ops._OpNamespace.__getattr__
@@ -276,8 +297,8 @@ def _stand_in(capability: tuple[int, int], request: dict[str, Any], result: dict
             return original(self, name)
         except AttributeError:
             if name in PREDICATES:
-                said = PREDICATES[name](10 * major + minor)
-                result["assumed"].append(f"{name}({10 * major + minor}) is {said}")
+                said = PREDICATES[name](capability)
+                result["assumed"].append(f"{name}({capability}) is {said}")
                 return PREDICATES[name]
             # Layers take hold of their kernels while they are built, and call them later.
             if result["stage"] == BUILDING and self.name.startswith("_"):

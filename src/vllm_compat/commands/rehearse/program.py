@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,22 +162,9 @@ def _judge(
     wrong, said = [], []
     for number, (found, expected) in enumerate(zip(results, references, strict=True)):
         deviation = compare(found, expected)
-        worst, median = TOLERANCE[kind]
-        # A router may choose another expert in low precision than in float32: the median counts, the
-        # layers before the first router, and that each row is nearest to its own reference.
-        if deviation.median > median or (not routed and deviation.worst > worst):
-            wrong.append(f"call {number}: {deviation}")
-        if routed and unrouted:
-            before = compare(
-                [[r["hidden_states"][i] for i in unrouted] for r in found],
-                [[layers[i] for i in unrouted] for layers in expected],
-            )
-            if before.worst > worst:
-                wrong.append(f"call {number}, before the first router: {before}")
-        first_routed = len(unrouted) if routed else len(layer_ids)
-        strange = strangers(found, expected, first_routed)
-        if strange:
-            wrong.append(f"call {number}: {strange}")
+        before = unrouted if routed else None
+        faults = _faults(found, expected, deviation, TOLERANCE[kind], before)
+        wrong += [f"call {number}{fault}" for fault in faults]
         said.append(f"worst {deviation.worst:.2e}, median {deviation.median:.2e}")
     count = sum(len(ids) for batch in batches for ids in batch) * len(layer_ids)
     result["compared"] = (
@@ -190,6 +177,36 @@ def _judge(
         result.pop("compared")
     else:
         result["outcome"] = "right"
+
+
+def _faults(
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    deviation: Any,
+    tolerance: tuple[float, float],
+    unrouted: Sequence[int] | None,
+) -> Iterator[str]:
+    """Yield what says that the rows of a call are wrong.
+
+    ``unrouted`` are the layer entries before the first router, None for a model without routers. A
+    router may choose another expert in low precision than in float32: the median counts, the layers
+    before the first router, and that each row is nearest to its own reference.
+    """
+    from vllm_compat.trial.reference import compare
+
+    worst, median = tolerance
+    if deviation.median > median or (unrouted is None and deviation.worst > worst):
+        yield f": {deviation}"
+    if unrouted:
+        before = compare(
+            [[r["hidden_states"][i] for i in unrouted] for r in found],
+            [[layers[i] for i in unrouted] for layers in expected],
+        )
+        if before.worst > worst:
+            yield f", before the first router: {before}"
+    strange = strangers(found, expected, len(expected[0]) if unrouted is None else len(unrouted))
+    if strange:
+        yield f": {strange}"
 
 
 def strangers(found: Sequence[Any], expected: Sequence[Any], routed_from: int) -> str:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,42 +144,52 @@ def _shrink_text(
     for name, value in text.items():
         if isinstance(value, list) and len(value) == count:
             small[name] = value[:layers]  # one entry a layer: kinds of attention, windows
-    heads = int(text.get("num_attention_heads", 0))
-    if text.get("kv_lora_rank"):
-        # Multi-head latent attention: the ranks and head sizes that kernels are written for stay.
-        small["num_attention_heads"] = small["num_key_value_heads"] = _multiple(4, ranks)
-        if text.get("q_lora_rank"):
-            small["q_lora_rank"] = min(128, int(text["q_lora_rank"]))
-        small["hidden_size"] = HIDDEN
-    elif heads:
-        kv_heads = int(text.get("num_key_value_heads") or heads)
-        fewer = ranks if ranks > 1 else min(2, kv_heads)
-        small["num_key_value_heads"] = fewer
-        small["num_attention_heads"] = fewer * min(4, max(1, heads // kv_heads))
-        if text.get("head_dim"):
-            small["hidden_size"] = HIDDEN
-        else:  # the head size is the quotient, and has to stay
-            each = int(text["hidden_size"]) // heads
-            small["hidden_size"] = each * int(small["num_attention_heads"])
-    group = int(text.get("n_group") or 1)
-    for name in _EXPERTS:
-        if text.get(name):
-            small[name] = max(_multiple(8, ranks), 2 * group)
-            for chosen in ("num_experts_per_tok", "experts_per_token"):
-                if text.get(chosen):
-                    small[chosen] = min(int(text[chosen]), 2 * int(text.get("topk_group") or 1), 4)
-    if text.get("moe_intermediate_size"):
-        small["moe_intermediate_size"] = EXPERT_INNER * ranks
-    routed = any(text.get(name) for name in _EXPERTS)
-    if text.get("intermediate_size"):
-        only_experts = routed and not text.get("moe_intermediate_size")
-        small["intermediate_size"] = (EXPERT_INNER if only_experts else INNER) * ranks
-    if text.get("first_k_dense_replace"):
-        small["first_k_dense_replace"] = 1
+    small.update(_small_attention(text, ranks))
+    small.update(_small_feed_forward(text, ranks))
     if text.get("num_nextn_predict_layers"):
         small["num_nextn_predict_layers"] = 0
     if vocabulary is not None:
         small["vocab_size"] = vocabulary
+    return small
+
+
+def _small_attention(text: Mapping[str, Any], ranks: int) -> dict[str, int]:
+    """Return few heads of the same kind, and a hidden size that goes with them."""
+    heads = int(text.get("num_attention_heads", 0))
+    if text.get("kv_lora_rank"):
+        # Multi-head latent attention: the ranks and head sizes that kernels are written for stay.
+        few = _multiple(4, ranks)
+        small = {"num_attention_heads": few, "num_key_value_heads": few, "hidden_size": HIDDEN}
+        if text.get("q_lora_rank"):
+            small["q_lora_rank"] = min(128, int(text["q_lora_rank"]))
+        return small
+    if not heads:
+        return {}
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    fewer = ranks if ranks > 1 else min(2, kv_heads)
+    few = fewer * min(4, max(1, heads // kv_heads))
+    hidden = HIDDEN
+    if not text.get("head_dim"):  # the head size is the quotient, and has to stay
+        hidden = int(text["hidden_size"]) // heads * few
+    return {"num_key_value_heads": fewer, "num_attention_heads": few, "hidden_size": hidden}
+
+
+def _small_feed_forward(text: Mapping[str, Any], ranks: int) -> dict[str, int]:
+    """Return few and narrow experts, and narrow dense layers."""
+    small: dict[str, int] = {}
+    given = [name for name in _EXPERTS if text.get(name)]
+    for name in given:
+        small[name] = max(_multiple(8, ranks), 2 * int(text.get("n_group") or 1))
+    for chosen in ("num_experts_per_tok", "experts_per_token"):
+        if given and text.get(chosen):
+            small[chosen] = min(int(text[chosen]), 2 * int(text.get("topk_group") or 1), 4)
+    if text.get("moe_intermediate_size"):
+        small["moe_intermediate_size"] = EXPERT_INNER * ranks
+    if text.get("intermediate_size"):
+        only_experts = given and not text.get("moe_intermediate_size")
+        small["intermediate_size"] = (EXPERT_INNER if only_experts else INNER) * ranks
+    if text.get("first_k_dense_replace"):
+        small["first_k_dense_replace"] = 1
     return small
 
 
@@ -308,31 +318,41 @@ def _report(
     words += found.get("notes", [])
     outcome = {"right": "right", "not compared": "unknown"}.get(str(found.get("outcome")), "wrong")
     if outcome == "wrong":
-        words += [f"The run fails: {found['error']}" if found.get("error") else "The run fails."]
-        if "First cause: rank" in verdict or not found.get("error"):
-            # A worker's own error, or all that is known; what follows names files that are gone.
-            words.append(verdict.partition(" Plan ")[0])
-        scheme = _scheme(small.config)
-        if scheme and not options.dequantised and not found.get("in_force"):
-            words.append(
-                f"If this build has no kernels for {scheme}, --dequantised rehearses all the rest."
-            )
-        if not found.get("error"):
-            words += tail
-        bad = [pair for pair in small.mapped if pair[0] != pair[1] and pair[1] >= _layers_of(small)]
-        words += [f"(Layer id {its} is {mine} of the model.)" for mine, its in bad]
+        words += _why_wrong(options, small, found, verdict, tail)
     if found.get("in_force"):
-        force = found["in_force"]
-        # A vision tower names its backend by the enumeration's own name.
-        attention = [name for name in force["attention"] if name != "AttentionBackendEnum"]
-        words.append(
-            f"In force: attention {', '.join(attention) or 'unknown'};"
-            f" {', '.join(force['quant_methods'])}; runner {force['runner'].rpartition('.')[2]};"
-            f" capture {force['capture']}."
-        )
+        words.append(_in_force(found["in_force"]))
     if found.get("compared"):
         words.append(found["compared"])
     return Report(outcome, tuple(words), seconds, found)
+
+
+def _why_wrong(
+    options: Options, small: Small, found: Mapping[str, Any], verdict: str, tail: Sequence[str]
+) -> Iterator[str]:
+    """Say why a rehearsal failed, and what may help."""
+    error = found.get("error")
+    yield f"The run fails: {error}" if error else "The run fails."
+    if "First cause: rank" in verdict or not error:
+        # A worker's own error, or all that is known; what follows names files that are gone.
+        yield verdict.partition(" Plan ")[0]
+    scheme = _scheme(small.config)
+    if scheme and not options.dequantised and not found.get("in_force"):
+        yield f"If this build has no kernels for {scheme}, --dequantised rehearses all the rest."
+    if not error:
+        yield from tail
+    for mine, its in small.mapped:
+        if mine != its and its >= _layers_of(small):
+            yield f"(Layer id {its} is {mine} of the model.)"
+
+
+def _in_force(force: Mapping[str, Any]) -> str:
+    # A vision tower names its backend by the enumeration's own name.
+    attention = [name for name in force["attention"] if name != "AttentionBackendEnum"]
+    return (
+        f"In force: attention {', '.join(attention) or 'unknown'};"
+        f" {', '.join(force['quant_methods'])}; runner {force['runner'].rpartition('.')[2]};"
+        f" capture {force['capture']}."
+    )
 
 
 def _scheme(config: Mapping[str, Any]) -> str:

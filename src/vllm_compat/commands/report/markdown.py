@@ -75,25 +75,7 @@ def _pair(pair: Pair) -> Iterator[str]:
                 for hazard in pair.hazards
             ),
         )
-    findings = [judged for judged in pair.findings if not judged.finding.home]
-    if findings:
-        yield ""
-        yield "### Findings"
-        yield ""
-        yield from _table(
-            ("call site", "finding", "signature seen", "since", "repair", "what changed"),
-            (
-                (
-                    _code(words.sites(judged.finding)),
-                    f"**{judged.finding.kind.value}**: {_text(judged.finding.detail)}",
-                    _code(words.abridged(judged.finding, 200)),
-                    _text(words.dated(judged)),
-                    ", ".join(map(_adapter, judged.adapters)) or _text(words.repair(judged)),
-                    _text(" ".join(words.changes(judged))),
-                )
-                for judged in findings
-            ),
-        )
+    yield from _findings(pair)
     if pair.changed_defaults:
         yield ""
         yield f"### {words.defaults_title(pair.changed_defaults)}"
@@ -115,6 +97,29 @@ def _pair(pair: Pair) -> Iterator[str]:
         yield f"### Install this pair with {tool}"
         yield ""
         yield from (f"    {line}" for line in lines)
+
+
+def _findings(pair: Pair) -> Iterator[str]:
+    """Yield a pair's findings as a table; changed defaults have a list of their own."""
+    findings = [judged for judged in pair.findings if not judged.finding.home]
+    if findings:
+        yield ""
+        yield "### Findings"
+        yield ""
+        yield from _table(
+            ("call site", "finding", "signature seen", "since", "repair", "what changed"),
+            (
+                (
+                    _code(words.sites(judged.finding)),
+                    f"**{judged.finding.kind.value}**: {_text(judged.finding.detail)}",
+                    _code(words.abridged(judged.finding, 200)),
+                    _text(words.dated(judged)),
+                    ", ".join(map(_adapter, judged.adapters)) or _text(words.repair(judged)),
+                    _text(" ".join(words.changes(judged))),
+                )
+                for judged in findings
+            ),
+        )
 
 
 def _matrix(report: Report) -> Iterator[str]:

@@ -52,19 +52,7 @@ def _pair(pair: Pair) -> Iterator[str]:
         yield from _field("by hand", hazard.remedy, "    ")
         yield from _field("known of", hazard.ranges, "    ")
         yield from _field("source", hazard.source, "    ")
-    number = len(pair.findings) - len(pair.changed_defaults)
-    if number:
-        counted = (
-            f"{len(found)} {standing.value}"
-            for standing in Standing
-            if (found := pair.standing(standing))
-        )
-        yield ""
-        yield f"{words.count(number, 'finding')}: {', '.join(counted)}"
-        for standing in reversed(Standing):
-            for judged in pair.standing(standing):
-                yield ""
-                yield from _finding(judged)
+    yield from _findings(pair)
     if pair.changed_defaults:
         yield ""
         yield from _wrap(words.defaults_title(pair.changed_defaults), "", "  ")
@@ -86,6 +74,23 @@ def _pair(pair: Pair) -> Iterator[str]:
             yield "  " + " \\\n      ".join(parts)
 
 
+def _findings(pair: Pair) -> Iterator[str]:
+    """Yield a pair's findings, the gravest first; changed defaults aside."""
+    number = len(pair.findings) - len(pair.changed_defaults)
+    if number:
+        counted = (
+            f"{len(found)} {standing.value}"
+            for standing in Standing
+            if (found := pair.standing(standing))
+        )
+        yield ""
+        yield f"{words.count(number, 'finding')}: {', '.join(counted)}"
+        for standing in reversed(Standing):
+            for judged in pair.standing(standing):
+                yield ""
+                yield from _finding(judged)
+
+
 def _finding(judged: Judged) -> Iterator[str]:
     finding = judged.finding
     yield from _wrap(f"{words.heading(finding)}  {words.sites(finding)}", "  ", "    ")
@@ -98,6 +103,24 @@ def _finding(judged: Judged) -> Iterator[str]:
 
 
 def _matrix(report: Report) -> Iterator[str]:
+    yield from _cells(report)
+    for note in dict.fromkeys(note for pair in report.pairs for note in pair.notes):
+        yield ""
+        yield from _wrap(note, "")
+    obstacles = words.obstacles(report)
+    if obstacles:
+        yield ""
+        yield "What stands in the way"
+        for downstream, reasons in obstacles:
+            yield ""
+            yield f"  {downstream}"
+            for reason, releases in reasons:
+                yield from _wrap(f"{releases}: {reason}", "    - ", "      ")
+    yield from _uses(report)
+
+
+def _cells(report: Report) -> Iterator[str]:
+    """Yield the table of verdicts."""
     columns = report.downstreams
     cells = {
         (pair.downstream, pair.surface.version): f"{words.MARKS[pair.verdict]} {words.cell(pair)}"
@@ -116,18 +139,10 @@ def _matrix(report: Report) -> Iterator[str]:
             for column, width in zip(columns, widths, strict=True)
         )
         yield "  ".join([release.ljust(first), *shown])
-    for note in dict.fromkeys(note for pair in report.pairs for note in pair.notes):
-        yield ""
-        yield from _wrap(note, "")
-    obstacles = words.obstacles(report)
-    if obstacles:
-        yield ""
-        yield "What stands in the way"
-        for downstream, reasons in obstacles:
-            yield ""
-            yield f"  {downstream}"
-            for reason, releases in reasons:
-                yield from _wrap(f"{releases}: {reason}", "    - ", "      ")
+
+
+def _uses(report: Report) -> Iterator[str]:
+    """Yield the adapters, and the releases on which each is in force."""
     uses = words.uses(report)
     if uses:
         yield ""

@@ -36,58 +36,34 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from vllm_compat.commands.run.processes import (
+    Witness,
+    adopt_orphans,
+    end_leftovers,
+    say,
+    signals_held_back,
+    spawn,
+    wait,
+)
 from vllm_compat.commands.run.watch import Watch, first_error, is_terminal, read_processes
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
 from vllm_compat.runtime import env
 
-HANDED_ON = frozenset(
-    {
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-    }
-)
-"""The signals that the launcher hands on to the program."""
-
-_HELD_BACK = HANDED_ON | {signal.SIGTSTP}
-_JOB_CONTROL = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-
 USAGE_STATUS = 2
 """Exit status where nothing was started, as Python's own for a script that is not there."""
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PR_SET_CHILD_SUBREAPER = 36
-
-_REPORT_SECONDS = 0.25  # how long the witness may take to report a signal, on a busy machine
-_POLL_SECONDS = 0.1
-_LOOK_SECONDS = 0.5  # between two looks at what the processes say
-
-_WITNESS = """\
-import os, signal, sys, time
-def report(number, frame):
-    os.write(1, b"%3d %27f\\n" % (number, time.monotonic()))  # 32 bytes
-for number in map(int, sys.argv[1:]):
-    signal.signal(number, report)
-signal.pthread_sigmask(signal.SIG_SETMASK, ())
-os.read(0, 1)
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +149,7 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
             environ[env.VLLM_COMPAT_STATUS] = status
             if folder is not None and (found := resume_samples.prepare(folder, start=_start(argv[1:]))):
                 if str(found):
-                    _say(str(found))
+                    say(str(found))
                 if found.kept:
                     environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
             watch = _watch(options, Path(status), argv)
@@ -186,9 +162,9 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
             said = verdict(outcome)
             watch.end(_state(outcome), said, _exit_status(outcome))
     except UsageError as error:
-        _say(str(error))
+        say(str(error))
         return USAGE_STATUS
-    _say(said)
+    say(said)
     if outcome.returncode < 0:
         _end_by_signal(-outcome.returncode)
     return _exit_status(outcome)
@@ -197,31 +173,7 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
 def verdict(outcome: Outcome) -> str:
     """Return the sentences that say how the run ended; they can be read in one way only."""
     record = outcome.record
-    after = f"after {outcome.seconds:.1f} s"
-    if outcome.returncode < 0:
-        number = -outcome.returncode
-        ended = f"run killed by {_signal_name(number)} (exit status {128 + number}) {after}."
-        if number == signal.SIGKILL:
-            ended += " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
-    elif record is not None and not record.get("started", True):
-        ended = f"run refused before the program started, exit status {outcome.returncode}."
-    elif record is None:
-        ended = (
-            f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
-            "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
-            "something keeps Python from importing the sitecustomize in "
-            f"{env.bootstrap_directory()}."
-        )
-    elif outcome.returncode == 0 and record.get("failed"):
-        ended = (
-            f"run failed {after}: the program ended with exit status 0, as if all were well, but it"
-            " has lost data (exit status 1)."
-        )
-    elif outcome.returncode == 0:
-        ended = f"run finished, exit status 0, {after}."
-    else:
-        ended = f"run failed with exit status {outcome.returncode} {after}."
-    parts = [ended, *_why(outcome)]
+    parts = [_ending(outcome), *_why(outcome)]
     if record is not None and record.get("plan"):
         count = len(record.get("adapters") or ())  # type: ignore[arg-type]
         parts.append(
@@ -237,6 +189,35 @@ def verdict(outcome: Outcome) -> str:
     if outcome.resume:
         parts.append(outcome.resume)
     return " ".join(parts)
+
+
+def _ending(outcome: Outcome) -> str:
+    """Return the sentence that says how the program ended."""
+    record = outcome.record
+    after = f"after {outcome.seconds:.1f} s"
+    if outcome.returncode < 0:
+        number = -outcome.returncode
+        ended = f"run killed by {_signal_name(number)} (exit status {128 + number}) {after}."
+        if number == signal.SIGKILL:
+            ended += " If nobody sent it, the system ran out of memory: the kernel's log (dmesg) tells."
+        return ended
+    if record is not None and not record.get("started", True):
+        return f"run refused before the program started, exit status {outcome.returncode}."
+    if record is None:
+        return (
+            f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
+            "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
+            "something keeps Python from importing the sitecustomize in "
+            f"{env.bootstrap_directory()}."
+        )
+    if outcome.returncode == 0 and record.get("failed"):
+        return (
+            f"run failed {after}: the program ended with exit status 0, as if all were well, but it"
+            " has lost data (exit status 1)."
+        )
+    if outcome.returncode == 0:
+        return f"run finished, exit status 0, {after}."
+    return f"run failed with exit status {outcome.returncode} {after}."
 
 
 def _why(outcome: Outcome) -> list[str]:
@@ -477,14 +458,14 @@ def _supervise(
 ) -> Outcome:
     """Start the child, hand signals on until it ends, and end what it leaves behind."""
     started = time.monotonic()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    with _signals_held_back() as mask:
-        witness = _Witness()
+    adopt_orphans()
+    with signals_held_back() as mask:
+        witness = Witness()
         descriptors = () if log is None else (0, log, log)
-        child = _spawn(command, environ, mask=mask, descriptors=descriptors)
-        returncode = _wait(child, witness, watch)
+        child = spawn(command, environ, mask=mask, descriptors=descriptors)
+        returncode = wait(child, witness, watch.look)
         seconds = time.monotonic() - started
-        leftovers = _end_leftovers(options, except_for=witness.pid)
+        leftovers = end_leftovers(options.grace_seconds, options.kill_seconds, except_for=witness.pid)
         witness.dismiss()
     failed = first_error(read_processes(watch.folder))
     return Outcome(
@@ -495,226 +476,6 @@ def _supervise(
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",
     )
-
-
-@contextmanager
-def _signals_held_back() -> Iterator[set[int]]:
-    """Keep signals pending, to be taken one by one; give the mask that was there before.
-
-    A handler would be simpler, but the child would then start with default dispositions where
-    it should inherit ignored ones: SIGHUP under `nohup`, SIGINT in a script's background job.
-    """
-    mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
-    child_handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {*_HELD_BACK, signal.SIGCHLD})
-    try:
-        yield mask
-    finally:
-        while pending := signal.sigpending() & _HELD_BACK:
-            signal.sigwait(pending)  # came too late for the program
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGCHLD, child_handler)
-
-
-class _Witness:
-    """A process in our own group that tells which signals went to the whole of it."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, float] = {}  # signal → when it was last reported
-        self._reports, reports = os.pipe()
-        lifeline, self._lifeline = os.pipe()
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        # Apart from a copy of ourselves it has another command line, so that a `pkill -f` that
-        # means us alone misses it.
-        numbers = [str(int(number)) for number in _HELD_BACK]
-        self.pid = _spawn(
-            [sys.executable, "-I", "-S", "-c", _WITNESS, *numbers],
-            os.environ,
-            mask=_HELD_BACK,
-            descriptors=(lifeline, reports, nowhere),
-        )
-        for descriptor in (reports, lifeline, nowhere):
-            os.close(descriptor)
-
-    def saw(self, number: int) -> bool:
-        """Tell whether the witness got the signal that we have just got, and merge repetitions."""
-        arrived = time.monotonic()
-        deadline = arrived + _REPORT_SECONDS
-        # An older report belongs to an earlier signal, handed on without waiting for it longer.
-        while self._seen.get(number, 0.0) < arrived - _REPORT_SECONDS:
-            patience = max(0.0, deadline - time.monotonic())
-            if not select.select([self._reports], [], [], patience)[0]:
-                return False
-            lines = os.read(self._reports, 32 * 128).splitlines()
-            if not lines:
-                return False  # the witness is gone
-            for line in lines:
-                reported, moment = line.split()
-                self._seen[int(reported)] = float(moment)
-        del self._seen[number]
-        if number in signal.sigpending():
-            signal.sigwait({number})
-        return True
-
-    def dismiss(self) -> None:
-        """End the witness."""
-        os.close(self._lifeline)
-        os.close(self._reports)
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-
-def _spawn(
-    command: Sequence[str],
-    environ: Mapping[str, str],
-    *,
-    mask: Collection[int],
-    descriptors: Sequence[int] = (),
-) -> int:
-    """Start `command` as a child that does not outlive us, and return its process id.
-
-    Not through `subprocess`, which closes the descriptors above 2 (a shell's `<(…)` is one).
-
-    Args:
-        command: The command line; its first item is the path of the executable.
-        environ: The environment.
-        mask: The signals that are blocked in the child.
-        descriptors: What becomes its standard input, output and error; inherited if empty.
-    """
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before it could be told
-            os._exit(1)
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.execve(command[0], list(command), environ)
-    except OSError as error:
-        _say(f"Cannot start {command[0]}: {error.strerror}.")
-    finally:
-        os._exit(127)
-
-
-def _wait(child: int, witness: _Witness, watch: Watch) -> int:
-    """Hand signals on until the child has ended; return its exit status, or -N for signal N."""
-    while True:
-        arrived = signal.sigtimedwait({*_HELD_BACK, signal.SIGCHLD}, _LOOK_SECONDS)
-        if arrived is None:
-            watch.look(child)
-            continue
-        number = arrived.si_signo
-        if number == signal.SIGCHLD:
-            returncode = _reap(child)
-            if returncode is not None:
-                return returncode
-        elif os.getpgid(child) != os.getpgrp() or not witness.saw(number):
-            os.kill(child, number)
-
-
-def _reap(child: int | None = None) -> int | None:
-    """Take note of all descendants that have ended; return the child's return code if it has.
-
-    If the terminal has stopped the child, stop too, until a shell lets both go on.
-    """
-    returncode = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
-        except ChildProcessError:
-            return returncode
-        if pid == 0:
-            return returncode
-        if pid != child:
-            continue
-        if not os.WIFSTOPPED(status):
-            returncode = os.waitstatus_to_exitcode(status)
-        elif os.WSTOPSIG(status) in _JOB_CONTROL:
-            os.kill(os.getpid(), signal.SIGSTOP)
-            os.kill(child, signal.SIGCONT)
-
-
-def _end_leftovers(options: LaunchOptions, *, except_for: int) -> tuple[str, ...]:
-    """End the descendants that are left in our session; return them as `PID (command)`.
-
-    They first have some time to end by themselves; a signal to us cuts that short.
-    """
-    grace_seconds = options.grace_seconds
-
-    def wait_until_gone(seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while _leftovers(except_for):
-            if time.monotonic() >= deadline or signal.sigpending() & HANDED_ON:
-                return False
-            time.sleep(_POLL_SECONDS)
-            _reap()
-        return True
-
-    if wait_until_gone(min(1.0, grace_seconds)):
-        return ()
-    if grace_seconds > 1.0:
-        _say(
-            f"The program has ended; waiting up to {grace_seconds:g} s for "
-            f"{', '.join(map(_describe, _leftovers(except_for)))}."
-        )
-        if wait_until_gone(grace_seconds - 1.0):
-            return ()
-    ended: dict[int, str] = {}
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _leftovers(except_for):
-            ended.setdefault(pid, _describe(pid))
-            try:
-                os.kill(pid, number)
-            except (ProcessLookupError, PermissionError):
-                continue
-        while pending := signal.sigpending() & HANDED_ON:
-            signal.sigwait(pending)
-        if wait_until_gone(options.kill_seconds):
-            break
-    return tuple(ended.values())
-
-
-def _leftovers(except_for: int) -> list[int]:
-    """Return the ids of our running descendants in our own session (Linux; else none)."""
-    children: dict[int, list[int]] = {}
-    running_here = set()
-    session = os.getsid(0)
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    for pid in pids:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        except OSError:
-            continue
-        # PID (COMMAND) STATE PARENT GROUP SESSION …, where COMMAND may hold anything.
-        state, parent, _, its_session = stat.rpartition(")")[2].split()[:4]
-        children.setdefault(int(parent), []).append(pid)
-        if state not in "ZX" and int(its_session) == session:
-            running_here.add(pid)
-    found = []
-    to_visit = [os.getpid()]
-    while to_visit:
-        for pid in children.get(to_visit.pop(), ()):
-            if pid != except_for:
-                to_visit.append(pid)
-                found.append(pid)
-    return [pid for pid in found if pid in running_here]
-
-
-def _describe(pid: int) -> str:
-    """Return `PID (command line)`, shortened."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        line = ""
-    return f"{pid} ({line[:60] or 'unknown'})"
 
 
 def _end_by_signal(number: int) -> NoReturn:
@@ -740,21 +501,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _prctl(option: int, value: int) -> None:
-    """Call Linux's prctl(2); do nothing where there is none."""
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
-
-
-def _say(sentence: str) -> None:
-    """Write a sentence to standard error, where there is one."""
-    with suppress(OSError, ValueError):
-        print(f"vllm-compat: {sentence}", file=sys.stderr, flush=True)

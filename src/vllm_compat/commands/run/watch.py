@@ -112,7 +112,7 @@ def read_processes(folder: Path) -> tuple[Process, ...]:
 def view(processes: Sequence[Process], now: float) -> View:
     """Put together what the processes say; ``now`` is ``time.monotonic()``."""
     driver = next((p for p in reversed(processes) if p.said.get("role") == "program"), None)
-    workers = [p for p in processes if p.said.get("role") == "worker"]
+    workers = [p.said for p in processes if p.said.get("role") == "worker"]
     if driver is None:
         return View("starting", "starting", processes=tuple(processes))
     said = driver.said
@@ -124,15 +124,20 @@ def view(processes: Sequence[Process], now: float) -> View:
     if phase == "ready":
         phase = "idle"
     if phase == "building" and workers:
-        loading = [p.said for p in workers if p.said.get("phase") == "loading"]
+        loading = [said for said in workers if said.get("phase") == "loading"]
         if loading:
             return _loading(loading, now, tuple(processes))
-        if all(p.said.get("phase") in ("loaded", "ready") for p in workers):
-            ready = all(p.said.get("phase") == "ready" for p in workers)
-            phase = "ready" if ready else "loaded"
+        phase = _building({said.get("phase") for said in workers})
     line = _WORDS.get(phase, phase)
     # Between batches the program does as it likes; that is no stall.
     return View(phase, line, {}, 0.0 if phase == "idle" else waited, None, tuple(processes))
+
+
+def _building(workers: set[object]) -> str:
+    """Return the phase of a run whose workers are in these phases, and load no weights."""
+    if workers == {"ready"}:
+        return "ready"
+    return "loaded" if workers <= {"loaded", "ready"} else "building"
 
 
 def _loading(workers: Sequence[Mapping[str, Any]], now: float, processes: tuple[Process, ...]) -> View:

@@ -117,27 +117,9 @@ def verify_directory(
         if number is not None and number < 1:
             raise UsageError(f"A {name} of {number} makes no sense: give a positive number.")
     listing = list_folder(Path(folder))
-    try:
-        import torch
-
-        if listing.server_flow:
-            import safetensors.torch  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "Reading samples needs torch: run vllm-compat in the environment that trains on them."
-        ) from error
-    threads = torch.get_num_threads()
+    _need_torch(listing)
     begin = time.perf_counter()
-    readings: list[Sample | Broken] = []
-    size = 0
-    try:
-        for reading in _read_all(listing, jobs or min(16, 2 * (os.cpu_count() or 1))):
-            readings.append(reading)
-            size += reading.entry.size
-            if progress is not None:
-                progress(len(readings), len(listing.entries), size)
-    finally:
-        torch.set_num_threads(threads)
+    readings = _read_folder(listing, jobs or min(16, 2 * (os.cpu_count() or 1)), progress)
     seconds = time.perf_counter() - begin
     faults, batches, notes = judge(
         listing,
@@ -151,7 +133,7 @@ def verify_directory(
     return Report(
         folder=str(listing.folder),
         files=len(readings),
-        size=size,
+        size=sum(reading.entry.size for reading in readings),
         seconds=seconds,
         tokens=sum(sample.tokens for sample in samples),
         trained=None if listing.server_flow else sum(sample.trained for sample in samples),
@@ -164,6 +146,38 @@ def verify_directory(
         entries=listing.entries,
         server_flow=listing.server_flow,
     )
+
+
+def _need_torch(listing: Listing) -> None:
+    try:
+        import torch  # noqa: F401
+
+        if listing.server_flow:
+            import safetensors.torch  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "Reading samples needs torch: run vllm-compat in the environment that trains on them."
+        ) from error
+
+
+def _read_folder(
+    listing: Listing, jobs: int, progress: Callable[[int, int, int], None] | None
+) -> list[Sample | Broken]:
+    """Read all samples, and leave torch with as many threads as it had."""
+    import torch
+
+    threads = torch.get_num_threads()
+    readings: list[Sample | Broken] = []
+    size = 0
+    try:
+        for reading in _read_all(listing, jobs):
+            readings.append(reading)
+            size += reading.entry.size
+            if progress is not None:
+                progress(len(readings), len(listing.entries), size)
+    finally:
+        torch.set_num_threads(threads)
+    return readings
 
 
 def _read_all(listing: Listing, jobs: int) -> Iterator[Sample | Broken]:

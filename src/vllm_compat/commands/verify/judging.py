@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 from vllm_compat.commands.verify.model import (
     STOCK_BATCHES,
@@ -69,15 +70,20 @@ def judge(
 
 def _own_faults(sample: Sample) -> Iterator[Fault]:
     """Judge one file on its own."""
-
-    def certain(kind: Kind, message: str) -> Fault:
+    for kind, message in (*_form_faults(sample), *_row_faults(sample)):
         sentence = f"{sample.name} {message}"
-        return Fault(kind, Certainty.CERTAIN, (sample.name,), sentence, Remedy.SET_ASIDE)
+        yield Fault(kind, Certainty.CERTAIN, (sample.name,), sentence, Remedy.SET_ASIDE)
+    if sample.odd_mask:
+        sentence = f"{sample.name} has a loss mask with values other than 0 and 1."
+        yield Fault(Kind.MASK, Certainty.SUSPECTED, (sample.name,), sentence)
 
+
+def _form_faults(sample: Sample) -> Iterator[tuple[Kind, str]]:
+    """Yield what no right run gives: layers that are no matrices of one row a token."""
     if any(len(shape) != 2 for shape in sample.shapes):
         shapes = Counter(sample.shapes).most_common(2)
         seen = " and ".join(f"{count} tensors of shape {list(shape)}" for shape, count in shapes)
-        yield certain(
+        yield (
             Kind.SHAPE,
             f"has {seen} for {sample.tokens} tokens; a layer is one matrix [tokens, hidden size]"
             " (one layer's rows were taken for layers: speculators 0.3.0 on vLLM 0.11.1 or later"
@@ -85,37 +91,38 @@ def _own_faults(sample: Sample) -> Iterator[Fault]:
         )
     elif not sample.well_formed:
         rows = sorted({shape[0] for shape in sample.shapes})
-        yield certain(
+        yield (
             Kind.ROWS,
             f"has {' or '.join(map(str, rows))} rows for {sample.tokens} tokens; one row a token is"
             " needed (a prompt that was cut into chunks, preempted or found in the prefix cache).",
         )
     elif any("float" not in dtype for dtype in sample.dtypes):
-        yield certain(Kind.DTYPE, f"has states of {sample.dtypes[0]}, which is no floating type.")
+        yield Kind.DTYPE, f"has states of {sample.dtypes[0]}, which is no floating type."
+
+
+def _row_faults(sample: Sample) -> Iterator[tuple[Kind, str]]:
+    """Yield rows that cannot be right, and layers of different widths."""
     for kind, found, words in (
         (Kind.NOT_FINITE, sample.not_finite, "not finite"),
         (Kind.ZERO, sample.zero, "all zero"),
     ):
         for layer, count, first in found[:1]:
             also = f" (and {len(found) - 1} more layers)" if len(found) > 1 else ""
-            yield certain(
+            yield (
                 kind,
                 f"has {count} of {sample.shapes[layer][0]} rows {words} in layer number"
                 f" {layer}{also}, the first is row {first}.",
             )
     if sample.repeated:
         count, row, earlier = sample.repeated
-        yield certain(
+        yield (
             Kind.REPEATED,
             f"has {count} rows that repeat another token's row in every layer, the first is row"
             f" {row}, equal to row {earlier}.",
         )
-    if len(sample.shapes) > 1 and len(set(sample.shapes)) > 1 and sample.well_formed:
+    if len(set(sample.shapes)) > 1 and sample.well_formed:
         widths = sorted({shape[1] for shape in sample.shapes})
-        yield certain(Kind.HIDDEN_SIZE, f"has layers of different hidden sizes, {widths}.")
-    if sample.odd_mask:
-        sentence = f"{sample.name} has a loss mask with values other than 0 and 1."
-        yield Fault(Kind.MASK, Certainty.SUSPECTED, (sample.name,), sentence)
+        yield Kind.HIDDEN_SIZE, f"has layers of different hidden sizes, {widths}."
 
 
 def _odd_ones_out(samples: Sequence[Sample]) -> Iterator[Fault]:
@@ -142,22 +149,11 @@ def _odd_ones_out(samples: Sequence[Sample]) -> Iterator[Fault]:
 def _twins(samples: Sequence[Sample], difference: Difference, notes: list[str]) -> Iterator[Fault]:
     """Compare files with the same rows or the same tokens."""
     sound = [sample for sample in samples if sample.well_formed and not sample.zero]
-    for group in _groups(sound, lambda sample: sample.state_key):
-        prompts = {sample.token_key: sample for sample in group}
-        if len(prompts) > 1:
-            names = tuple(sample.name for sample in prompts.values())
-            yield Fault(
-                Kind.FOREIGN,
-                Certainty.CERTAIN,
-                names,
-                f"{listed(names)} hold the same rows for different tokens: all but one of them,"
-                " at least, are wrong.",
-            )
+    yield from _same_rows(sound)
     copies: list[tuple[Sample, Sample]] = []
     compared = 0
-    for group in _groups(sound, lambda sample: sample.token_key):
-        first = group[0]
-        for other in group[1:]:
+    for first, *others in _groups(sound, lambda sample: sample.token_key):
+        for other in others:
             if other.state_key == first.state_key:
                 copies.append((first, other))
             elif compared < _COMPARISONS and other.shapes == first.shapes:
@@ -173,6 +169,26 @@ def _twins(samples: Sequence[Sample], difference: Difference, notes: list[str]) 
                     )
     if compared == _COMPARISONS:
         notes.append(f"Of the files with equal tokens, {_COMPARISONS} pairs were compared.")
+    yield from _duplicates(copies)
+
+
+def _same_rows(sound: Sequence[Sample]) -> Iterator[Fault]:
+    """Find files with the same rows for different tokens."""
+    for group in _groups(sound, lambda sample: sample.state_key):
+        prompts = {sample.token_key: sample for sample in group}
+        if len(prompts) > 1:
+            names = tuple(sample.name for sample in prompts.values())
+            yield Fault(
+                Kind.FOREIGN,
+                Certainty.CERTAIN,
+                names,
+                f"{listed(names)} hold the same rows for different tokens: all but one of them,"
+                " at least, are wrong.",
+            )
+
+
+def _duplicates(copies: Sequence[tuple[Sample, Sample]]) -> Iterator[Fault]:
+    """Judge files that repeat another: several at one distance are a stretch extracted twice."""
     offsets = Counter(other.entry.index - first.entry.index for first, other in copies)
     for first, other in copies:
         offset = other.entry.index - first.entry.index
@@ -286,7 +302,21 @@ def _surroundings(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault
 
 
 def _records(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault]:
-    lengths = listing.lengths
+    """Hold the files against stock's own records of the folder, and against what its trainer needs."""
+    yield from _recorded_lengths(listing.lengths, samples)
+    yield from _layer_counts(listing, samples)
+    untrained = [s.name for s in samples if s.mask is not None and not s.trained]
+    if untrained:
+        yield Fault(
+            Kind.MASK,
+            Certainty.NOTE,
+            tuple(untrained),
+            f"{len(untrained)} files have a loss mask without a one: nothing is learnt from them.",
+        )
+
+
+def _recorded_lengths(lengths: Mapping[str, Any], samples: Sequence[Sample]) -> Iterator[Fault]:
+    """Compare ``sample_lengths.json`` with the files."""
     wrong = [s for s in samples if lengths.get(str(s.entry.index), s.tokens) != s.tokens]
     if wrong:
         first = wrong[0]
@@ -307,6 +337,10 @@ def _records(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault]:
             f"sample_lengths.json lacks {absent} of {len(samples)} files (it is written when a run"
             " ends): the trainer then estimates all lengths from file sizes.",
         )
+
+
+def _layer_counts(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault]:
+    """Compare the usual number of layers with ``data_config.json`` and with what EAGLE-3 takes."""
     layers = Counter(len(s.shapes) for s in samples if s.well_formed).most_common(1)
     asked = look_up(listing.config, "hidden_states", "layer_ids")
     if layers and isinstance(asked, list) and len(asked) != layers[0][0]:
@@ -323,12 +357,4 @@ def _records(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault]:
             (),
             f"Files have {layers[0][0]} layers; stock's EAGLE-3 trainer is made for four, three"
             " auxiliary ones and the verifier's last.",
-        )
-    untrained = [s.name for s in samples if s.mask is not None and not s.trained]
-    if untrained:
-        yield Fault(
-            Kind.MASK,
-            Certainty.NOTE,
-            tuple(untrained),
-            f"{len(untrained)} files have a loss mask without a one: nothing is learnt from them.",
         )

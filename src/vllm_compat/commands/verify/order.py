@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import product
@@ -155,32 +155,7 @@ def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
     masks cut as foretold and no other place to read it.
     """
     whole = {batch.start for batch in batches if batch.evidence and batch.files == batch.size}
-    outside = {min(masks.lengths), max(masks.lengths) + 1}
-    settled: list[Batch] = []
-    for batch in batches:
-        sure: tuple[int, ...] = ()
-        moved = [index for index in batch.moved if index in masks.lengths]
-        before = [masks.fitting.get((index, index)) for index in moved]
-        after = [masks.fitting.get((index, batch.mask_of(index))) for index in moved]
-        if masks.usual and any(fit is not None for fit in after):
-            batch = replace(batch, fit_before=_share(before), fit_after=_share(after))
-            if batch.borne_out:
-                triples = zip(moved, before, after, strict=True)
-                sure = tuple(
-                    index
-                    for index, stored, new in triples
-                    if (new and not stored) or (new is not False and masks.odd(index))
-                )
-        elif (
-            not masks.usual
-            and batch.evidence >= 3
-            and batch.start in whole
-            and (batch.start in outside or batch.start - batch.size in whole)
-            and (batch.indices.stop in outside or batch.indices.stop in whole)
-            and not _read_elsewhere(batch, masks)
-        ):
-            sure = tuple(moved)
-        settled.append(replace(batch, sure=sure))
+    settled = [_settled(batch, masks, whole) for batch in batches]
     # Without a sign of its own a batch stands only where it touches one that is out of order.
     ends = {batch.indices.stop for batch in settled if batch.sure}
     starts = {batch.start for batch in settled if batch.sure}
@@ -191,6 +166,46 @@ def weigh(batches: Sequence[Batch], masks: Masks) -> list[Batch]:
         or batch.evidence
         or (batch.fit_after is None and (batch.start in ends or batch.indices.stop in starts))
     ]
+
+
+def _settled(batch: Batch, masks: Masks, whole: Collection[int]) -> Batch:
+    """Settle of which of a batch's files the right mask is certain."""
+    moved = [index for index in batch.moved if index in masks.lengths]
+    before = [masks.fitting.get((index, index)) for index in moved]
+    after = [masks.fitting.get((index, batch.mask_of(index))) for index in moved]
+    sure: tuple[int, ...] = ()
+    if masks.usual and any(fit is not None for fit in after):
+        batch = replace(batch, fit_before=_share(before), fit_after=_share(after))
+        if batch.borne_out:
+            sure = _sure_by_tokens(masks, moved, before, after)
+    elif not masks.usual and _sure_by_lengths(batch, masks, whole):
+        sure = tuple(moved)
+    return replace(batch, sure=sure)
+
+
+def _sure_by_tokens(
+    masks: Masks, moved: Sequence[int], before: Sequence[bool | None], after: Sequence[bool | None]
+) -> tuple[int, ...]:
+    """Return the files whose new mask fits and whose old one does not, or says nothing."""
+    return tuple(
+        index
+        for index, stored, new in zip(moved, before, after, strict=True)
+        if (new and not stored) or (new is not False and masks.odd(index))
+    )
+
+
+def _sure_by_lengths(batch: Batch, masks: Masks, whole: Collection[int]) -> bool:
+    """Whether lengths alone settle a batch; ``whole`` are the starts of whole batches."""
+    outside = {min(masks.lengths), max(masks.lengths) + 1}
+    begins_well = batch.start in outside or batch.start - batch.size in whole
+    ends_well = batch.indices.stop in outside or batch.indices.stop in whole
+    return (
+        batch.evidence >= 3
+        and batch.start in whole
+        and begins_well
+        and ends_well
+        and not _read_elsewhere(batch, masks)
+    )
 
 
 def _read_elsewhere(batch: Batch, masks: Masks) -> bool:
@@ -225,17 +240,9 @@ def usual_tokens(
     stored: Counter[int] = Counter()
     for sample in samples:
         stored.update(dict(sample.before_spans))
-    readings = [stored]
     last = indices[min(511, len(indices) - 1)]
-    for size in sizes if last < indices[0] + 1024 else ():
-        moved: Counter[int] = Counter()
-        for start in range(indices[0], last + 1, size):
-            batch = Batch(start, min(size, last + 1 - start), size, 0)
-            for index in range(start, start + batch.size):
-                tokens, mask = pairs.get(index), pairs.get(batch.mask_of(index))
-                if tokens and mask:
-                    moved.update(_before(tokens[0], _starts(mask[1])))
-        readings.append(moved)
+    tried = sizes if last < indices[0] + 1024 else ()
+    readings = [stored, *(_before_reordered(pairs, range(indices[0], last + 1), n) for n in tried)]
     best: tuple[frozenset[int], float] = (frozenset(), 0.0)
     for counts in readings:
         usual = _usual(counts, everywhere)
@@ -243,6 +250,20 @@ def usual_tokens(
         if share > best[1]:
             best = usual, share
     return best if best[1] >= 0.2 else (frozenset(), best[1])
+
+
+def _before_reordered(
+    pairs: Mapping[int, tuple[Sequence[int], Sequence[int]] | None], files: range, size: int
+) -> Counter[int]:
+    """Count the tokens before spans, of files in the order that a batch size gives."""
+    found: Counter[int] = Counter()
+    for start in files[::size]:
+        batch = Batch(start, min(size, files.stop - start), size, 0)
+        for index in range(start, start + batch.size):
+            tokens, mask = pairs.get(index), pairs.get(batch.mask_of(index))
+            if tokens and mask:
+                found.update(_before(tokens[0], _starts(mask[1])))
+    return found
 
 
 def _usual(counts: Counter[int], everywhere: Counter[int]) -> frozenset[int]:
@@ -270,13 +291,7 @@ def _fitting(
     samples: Sequence[Sample], usual: frozenset[int], reach: int, pairing: Pairing
 ) -> dict[tuple[int, int], bool]:
     """Try masks on the tokens of near files, where several masks of a neighbourhood look odd."""
-    odd = [
-        sample.entry.index
-        for sample in samples
-        if sample.mask != sample.tokens or not usual.issuperset(dict(sample.before_spans))
-    ]
-    many = {i for i, j in zip(odd, odd[3:], strict=False) if j - i < 2 * reach} if usual else set()
-    wanted = {near for index in many for near in range(index - 2 * reach, index + 4 * reach)}
+    wanted = _wanted(samples, usual, reach)
     fitting: dict[tuple[int, int], bool] = {}
     window: deque[tuple[int, Sequence[int], list[int]]] = deque()
     for sample in samples:
@@ -297,6 +312,19 @@ def _fitting(
                 if before:
                     fitting[one, two] = usual.issuperset(before)
     return fitting
+
+
+def _wanted(samples: Sequence[Sample], usual: frozenset[int], reach: int) -> set[int]:
+    """Return the indices around four odd masks that lie near one another."""
+    if not usual:
+        return set()
+    odd = [
+        sample.entry.index
+        for sample in samples
+        if sample.mask != sample.tokens or not usual.issuperset(dict(sample.before_spans))
+    ]
+    many = {i for i, j in zip(odd, odd[3:], strict=False) if j - i < 2 * reach}
+    return {near for index in many for near in range(index - 2 * reach, index + 4 * reach)}
 
 
 def judge_masks(
@@ -333,50 +361,62 @@ def judge_masks(
 def mask_faults(
     samples: Sequence[Sample], batches: Sequence[Batch], usual: frozenset[int]
 ) -> Iterator[Fault]:
+    """Yield what is wrong with loss masks: of batches out of order, then of single files."""
     names = {sample.entry.index: sample.name for sample in samples}
     suspects = {index for batch in batches for index in batch.moved}
     settled = {index for batch in batches for index in batch.sure}
     for batch in batches:
-        why = f"that order explains {batch.evidence} oddities"
-        if batch.fit_after is not None and batch.fit_before is not None:
-            why += (
-                f"; {batch.fit_before:.0%} of the masks begin their spans behind usual tokens as"
-                f" stored, {batch.fit_after:.0%} reordered"
-            )
-        for certainty, indices, remedy in (
-            (Certainty.CERTAIN, set(batch.sure), Remedy.REORDER),
-            (Certainty.SUSPECTED, set(batch.moved) - settled, Remedy.NONE),
-        ):
-            files = tuple(names[index] for index in sorted(indices) if index in names)
-            if files:
-                yield Fault(
-                    Kind.ORDER,
-                    certainty,
-                    files,
-                    f"{len(files)} of the files {batch.start} to {batch.indices.stop - 1} hold one"
-                    f" another's loss masks (a batch of {batch.size} in the order of its sorted"
-                    f" request ids): {why}.",
-                    remedy,
-                )
+        yield from _batch_faults(batch, names, settled)
     for sample in samples:
-        i = sample.entry.index
-        if sample.mask is None or i in settled:
-            continue
-        spans = Counter(dict(sample.before_spans))
-        if sample.mask != sample.tokens:
+        if sample.mask is not None and sample.entry.index not in settled:
+            fault = _file_fault(sample, usual, sample.entry.index in suspects)
+            if fault is not None:
+                yield fault
+
+
+def _batch_faults(batch: Batch, names: Mapping[int, str], settled: Collection[int]) -> Iterator[Fault]:
+    """Yield the files of a batch that certainly have another's mask, and those that may."""
+    why = f"that order explains {batch.evidence} oddities"
+    if batch.fit_after is not None and batch.fit_before is not None:
+        why += (
+            f"; {batch.fit_before:.0%} of the masks begin their spans behind usual tokens as"
+            f" stored, {batch.fit_after:.0%} reordered"
+        )
+    for certainty, indices, remedy in (
+        (Certainty.CERTAIN, set(batch.sure), Remedy.REORDER),
+        (Certainty.SUSPECTED, set(batch.moved).difference(settled), Remedy.NONE),
+    ):
+        files = tuple(names[index] for index in sorted(indices) if index in names)
+        if files:
             yield Fault(
-                Kind.MASK,
-                Certainty.CERTAIN,
-                (sample.name,),
-                f"{sample.name} has a loss mask of {sample.mask} for {sample.tokens} tokens: it"
-                " does not belong to them.",
-                Remedy.NONE if i in suspects else Remedy.SET_ASIDE,
+                Kind.ORDER,
+                certainty,
+                files,
+                f"{len(files)} of the files {batch.start} to {batch.indices.stop - 1} hold one"
+                f" another's loss masks (a batch of {batch.size} in the order of its sorted"
+                f" request ids): {why}.",
+                remedy,
             )
-        elif usual and spans and i not in suspects and usual.isdisjoint(spans):
-            yield Fault(
-                Kind.MASK,
-                Certainty.SUSPECTED,
-                (sample.name,),
-                f"{sample.name} has no trained span behind a token that spans begin behind"
-                " elsewhere: its loss mask may be another sample's.",
-            )
+
+
+def _file_fault(sample: Sample, usual: frozenset[int], suspect: bool) -> Fault | None:
+    """Judge one file's mask; ``suspect``: it lies in a batch that may be out of order."""
+    if sample.mask != sample.tokens:
+        return Fault(
+            Kind.MASK,
+            Certainty.CERTAIN,
+            (sample.name,),
+            f"{sample.name} has a loss mask of {sample.mask} for {sample.tokens} tokens: it"
+            " does not belong to them.",
+            Remedy.NONE if suspect else Remedy.SET_ASIDE,
+        )
+    spans = dict(sample.before_spans)
+    if usual and spans and not suspect and usual.isdisjoint(spans):
+        return Fault(
+            Kind.MASK,
+            Certainty.SUSPECTED,
+            (sample.name,),
+            f"{sample.name} has no trained span behind a token that spans begin behind"
+            " elsewhere: its loss mask may be another sample's.",
+        )
+    return None

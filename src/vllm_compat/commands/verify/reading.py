@@ -47,6 +47,22 @@ def list_folder(folder: Path) -> Listing:
         entries, others, below = _scan(folder)
     except OSError as error:
         raise UsageError(f"The folder {folder} cannot be read: {error}.") from error
+    kind = _kind_of(folder, entries, below)
+    strays = [name for name in others if name.endswith("pt")]
+    strays += [str(path.relative_to(folder)) for path in below if path.name.endswith("pt")]
+    return Listing(
+        folder=folder,
+        entries=tuple(sorted(entries, key=lambda entry: entry.index)),
+        strays=tuple(sorted(strays)),
+        unfinished=tuple(sorted(n for n in others if _UNFINISHED.fullmatch(n) and not n.endswith("pt"))),
+        lengths=_read_json(folder / "sample_lengths.json"),
+        config=_read_json(folder / "data_config.json"),
+        server_flow=kind == "hs",
+    )
+
+
+def _kind_of(folder: Path, entries: Sequence[Entry], below: Sequence[Path]) -> str:
+    """Return the one kind of samples that a folder has, ``data`` or ``hs``."""
     if not entries:
         nearest = next((path.parent for path in below if _NAME.fullmatch(path.name)), None)
         hint = f"; there are some in {nearest}" if nearest else ""
@@ -57,17 +73,7 @@ def list_folder(folder: Path) -> Listing:
             f"The folder {folder} holds data_<i>.pt and hs_<i>.safetensors, results of two"
             " different flows: move one kind into a folder of its own."
         )
-    strays = [name for name in others if name.endswith("pt")]
-    strays += [str(path.relative_to(folder)) for path in below if path.name.endswith("pt")]
-    return Listing(
-        folder=folder,
-        entries=tuple(sorted(entries, key=lambda entry: entry.index)),
-        strays=tuple(sorted(strays)),
-        unfinished=tuple(sorted(n for n in others if _UNFINISHED.fullmatch(n) and not n.endswith("pt"))),
-        lengths=_read_json(folder / "sample_lengths.json"),
-        config=_read_json(folder / "data_config.json"),
-        server_flow=kinds == {"hs"},
-    )
+    return kinds.pop()
 
 
 def _scan(folder: Path) -> tuple[list[Entry], list[str], list[Path]]:
@@ -207,8 +213,6 @@ def _whole_size(suffix: str, head: bytes, file: BinaryIO, size: int) -> int:
 
 
 def _summarise(entry: Entry, data: Mapping[str, Any]) -> Sample:
-    import torch
-
     tokens, states, mask = _parts(entry, data)
     zero, not_finite, sums = [], [], []
     for layer, tensor in enumerate(states):
@@ -240,8 +244,13 @@ def _summarise(entry: Entry, data: Mapping[str, Any]) -> Sample:
             repeated=_repeated_rows(tokens, states, sums),
             first_row=tuple(row[:: max(1, len(row) // 16)][:16].float().tolist()),
         )
-    if mask is None:
-        return sample
+    return sample if mask is None else _with_mask(sample, tokens, mask)
+
+
+def _with_mask(sample: Sample, tokens: torch.Tensor, mask: torch.Tensor) -> Sample:
+    """Add what judging needs to know of the loss mask."""
+    import torch
+
     starts = _span_starts(mask)
     starts = starts[starts <= len(tokens)]
     before = torch.where(starts > 0, tokens[(starts - 1).clamp(min=0)], -1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -40,16 +41,7 @@ def repair(
     """
     folder = Path(report.folder)
     _refuse_unsettled(folder, report, settled_s)
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    target = (
-        Path(backup)
-        if backup
-        else folder.resolve().with_name(f"{folder.resolve().name}.before-repair-{stamp}")
-    )
-    if target.exists() or folder.resolve() in (target.resolve(), *target.resolve().parents):
-        raise UsageError(
-            f"The backup folder {target} exists or lies in {folder}: name a new one elsewhere."
-        )
+    target = _backup_folder(folder, backup)
     aside = {
         name: fault
         for fault in report.faults
@@ -79,20 +71,43 @@ def repair(
         left=left,
         resume=_resume(report, moved),
     )
-    if not dry_run and actions:
-        try:
-            target.mkdir(parents=True)
-            (target / "repair.json").write_text(render_repair(result, "json"))
-            for name in sorted(moved):
-                shutil.move(folder / name, target / name)
-            for name, (_, mask, _) in masks.items():
-                _replace_mask(folder, target, name, mask)
-        except OSError as error:
-            raise VllmCompatError(
-                f"The repair of {folder} stopped half-way ({error}): move what is in {target} back"
-                " and start again."
-            ) from error
+    if result.backup:
+        _carry_out(result, folder, target, moved, masks)
     return result
+
+
+def _backup_folder(folder: Path, given: str | Path | None) -> Path:
+    """Return where the originals go: a new folder, and none that lies in the repaired one."""
+    whole = folder.resolve()
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    target = Path(given) if given else whole.with_name(f"{whole.name}.before-repair-{stamp}")
+    if target.exists() or whole in (target.resolve(), *target.resolve().parents):
+        raise UsageError(
+            f"The backup folder {target} exists or lies in {folder}: name a new one elsewhere."
+        )
+    return target
+
+
+def _carry_out(
+    result: Repair,
+    folder: Path,
+    target: Path,
+    moved: Iterable[str],
+    masks: Mapping[str, tuple[str, bytes, int]],
+) -> None:
+    """Move what is set aside to the backup folder, and put reordered masks into their files."""
+    try:
+        target.mkdir(parents=True)
+        (target / "repair.json").write_text(render_repair(result, "json"))
+        for name in sorted(moved):
+            shutil.move(folder / name, target / name)
+        for name, (_, mask, _) in masks.items():
+            _replace_mask(folder, target, name, mask)
+    except OSError as error:
+        raise VllmCompatError(
+            f"The repair of {folder} stopped half-way ({error}): move what is in {target} back"
+            " and start again."
+        ) from error
 
 
 def _refuse_unsettled(folder: Path, report: Report, settled_s: float) -> None:
