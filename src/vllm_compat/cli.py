@@ -237,6 +237,13 @@ def _set_up_verify(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_verify)
 
 
+def _set_up_convert(parser: argparse.ArgumentParser) -> None:
+    from vllm_compat.commands.convert.command import add_arguments, run
+
+    add_arguments(parser)
+    parser.set_defaults(command=run)
+
+
 def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", choices=["text", "markdown", "json"])
     parser.set_defaults(command=_adapters)
@@ -271,6 +278,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "status": ("say what a run is doing", _set_up_status),
     "layers": ("show a model's layer ids in every numbering", _set_up_layers),
     "verify": ("check a folder of extracted hidden states", _set_up_verify),
+    "convert": ("turn one flow's extracted data into the other's", _set_up_convert),
     "adapters": ("list the adapters and what each is good for", _set_up_adapters),
     "diff": ("show what changed between two vLLM releases", _set_up_diff),
     "bench": ("measure extraction against plain vLLM prefill", _set_up_bench),
