@@ -131,7 +131,9 @@ class TestNumberOfLayers:
         assert mapped(found=config(2, 16, 29, 31), num_layers=None, model=model).num_layers == N
 
     def test_must_be_known(self) -> None:
-        with pytest.raises(UnknownError, match="gone/model, which data_config.json names, is not here"):
+        with pytest.raises(
+            UnknownError, match=r"gone/model, which data_config\.json names, is not here"
+        ):
             mapped(found=config(2, 16, 29, 31, model="gone/model"), num_layers=None)
 
     def test_must_be_told_the_same_by_all(self, model: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,12 +55,12 @@ def test_servers_trainers_read_what_the_old_one_did(
 def test_the_old_trainer_reads_what_comes_back(
     environment: Environment, old: EnvironmentPaths, folder: Path
 ) -> None:
-    """From a data set that stock 0.9 could have written, plain and in fp8 with scales."""
+    """From a folder as stock 0.9 leaves it: states in fp8 with scales, and nothing about layers."""
     new = environment("0.32.0", "0.9.0")
-    do(new, "quantise", folder / "server", ",", "read", folder / "server", folder / "fp8.reading")
-    converted(
-        new, folder / "server", folder / "back", "--layers", "3", "5", "6", "8", "--num-layers", "8"
-    )
+    fp8 = shutil.copytree(folder / "server", folder / "fp8")
+    do(new, "quantise", fp8, ",", "read", fp8, folder / "fp8.reading")
+    ids = ("--layers", "3", "5", "6", "8", "--num-layers", "8")
+    converted(new, fp8, folder / "back", *ids)
     out = folder / "back.reading"
     do(old, "read", folder / "back", out, ",", "compare", folder / "fp8.reading", out)
 

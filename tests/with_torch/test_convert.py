@@ -356,6 +356,33 @@ def test_in_process_data_that_cannot_be_right_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_source_that_changes_under_way_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = extracted(tmp_path / "in", [sample() for _ in range(3)])
+    whole = files.write_server
+
+    def changing(target: Path, *rest: Any) -> None:
+        if target.name == "hs_0.safetensors":
+            torch.save(sample(), source / "data_2.pt")
+        whole(target, *rest)
+
+    monkeypatch.setattr(files, "write_server", changing)
+    with pytest.raises(ConversionError, match="data_2.pt has changed"):
+        go(source, tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out/hidden_states/hs_2.safetensors").exists()
+
+
+def test_a_write_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(ConversionError, match="could not be written: no space left on device"):
+        go(extracted(tmp_path / "in", [sample()]), tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
 class TestServerDataThatCannotBeRight:
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:

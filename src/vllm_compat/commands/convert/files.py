@@ -70,8 +70,13 @@ def load(folder: Path, entry: Entry, *, again: bool = False) -> dict[str, Any]:
     """Return a file's tensors.
 
     Raises:
-        ConversionError: It is cut off, cannot be read, or holds no sample.
+        ConversionError: It is cut off, cannot be read, holds no sample, or is being written.
     """
+    stat = (folder / entry.name).stat()
+    if (stat.st_size, stat.st_mtime_ns) != (entry.size, entry.modified):
+        raise ConversionError(
+            f"{entry.name} has changed since the folder was listed: convert it when nothing writes to it."
+        )
     found = open_sample(folder, entry, again=again)
     if isinstance(found, Broken):
         raise ConversionError(
@@ -243,8 +248,9 @@ def _put(target: Path, write: Any) -> None:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(part, target)
-    except OSError as error:
-        raise ConversionError(f"{target} could not be written: {error}.") from error
+    except Exception as error:  # OSError, or what torch and safetensors make of it
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ConversionError(f"{target} could not be written: {said}.") from error
     finally:
         with suppress(OSError):
             part.unlink()

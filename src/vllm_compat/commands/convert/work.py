@@ -367,13 +367,13 @@ def _refuse_strangers(
             raise ConversionError(
                 f"{path} is of another run: nothing is overwritten; name another folder."
             )
+    ours = set(targets)
     if flow is Flow.IN_PROCESS:
         if (target / dataset.STATE).exists() and not (target / RECORD).exists():
             raise ConversionError(f"{target} holds another data set: name another folder.")
-        strangers = [path for path in place.glob("hs_*.safetensors") if path not in set(targets)]
+        strangers = [path for path in place.glob("hs_*.safetensors") if path not in ours]
     else:
         # Stock's trainer takes every file that ends in "pt", at any depth.
-        ours = set(targets)
         found = (Path(at) / name for at, _, names in os.walk(target) for name in names)
         strangers = [path for path in found if path.name.endswith("pt") and path not in ours]
     if strangers:
@@ -403,7 +403,8 @@ def _token_freq_path(target: Path, flow: Flow) -> Path:
     """Return where the token frequencies go: never into a folder that the in-process trainer reads."""
     if flow is Flow.IN_PROCESS:
         return target / "token_freq.pt"
-    return target.with_name(f"{target.name}.token_freq.pt")
+    whole = target.resolve()
+    return whole.with_name(f"{whole.name}.token_freq.pt")
 
 
 def _notes(heads: Sequence[Head], layers: Layers, source: _Source, renumber: bool) -> tuple[str, ...]:
