@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,10 @@ LIMIT = 120
 Environment = Callable[[str, str], EnvironmentPaths]
 
 
-def do(paths: EnvironmentPaths, *words: str | os.PathLike[str]) -> None:
+def do(paths: EnvironmentPaths, *steps: Sequence[str | os.PathLike[str]]) -> str:
+    """Do some steps of the program in one interpreter; return what it said."""
+    words = [word for step in steps for word in (*step, ",")][:-1]
     done = paths.run([PROGRAM, *words], timeout=LIMIT)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-
-
-def converted(paths: EnvironmentPaths, source: Path, target: Path, *options: str) -> str:
-    done = paths.run(["-m", "vllm_compat", "convert", source, target, *options], timeout=LIMIT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -37,8 +34,12 @@ def old(environment: Environment) -> EnvironmentPaths:
 def folder(old: EnvironmentPaths, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In-process data, what stock 0.4.0.1 reads of them, and the same data for the server flow."""
     root = tmp_path_factory.mktemp("convert")
-    do(old, "make", root / "in", ",", "read", root / "in", root / "in.reading")
-    said = converted(old, root / "in", root / "server", "--num-layers", "8")
+    said = do(
+        old,
+        ["make", root / "in"],
+        ["read", root / "in", root / "in.reading"],
+        ["convert", root / "in", root / "server", "--num-layers", "8"],
+    )
     assert "--target-layer-ids 3 5 6 " in said
     return root
 
@@ -49,24 +50,26 @@ def test_servers_trainers_read_what_the_old_one_did(
 ) -> None:
     paths = environment("0.32.0", release)
     out = folder / f"server-{release}.reading"
-    do(paths, "read", folder / "server", out, ",", "compare", folder / "in.reading", out)
+    do(paths, ["read", folder / "server", out], ["compare", folder / "in.reading", out])
 
 
 def test_the_old_trainer_reads_what_comes_back(
     environment: Environment, old: EnvironmentPaths, folder: Path
 ) -> None:
-    """From a folder as stock 0.9 leaves it: states in fp8 with scales, and nothing about layers."""
-    new = environment("0.32.0", "0.9.0")
+    """From what was converted, and from a folder as stock 0.9 leaves it: fp8, no word of layers."""
     fp8 = shutil.copytree(folder / "server", folder / "fp8")
-    do(new, "quantise", fp8, ",", "read", fp8, folder / "fp8.reading")
     ids = ("--layers", "3", "5", "6", "8", "--num-layers", "8")
-    converted(new, fp8, folder / "back", *ids)
-    out = folder / "back.reading"
-    do(old, "read", folder / "back", out, ",", "compare", folder / "fp8.reading", out)
-
-
-def test_a_round_trip_is_the_same_to_the_old_trainer(old: EnvironmentPaths, folder: Path) -> None:
-    converted(old, folder / "in", folder / "there", "--num-layers", "8")
-    converted(old, folder / "there", folder / "here")
-    out = folder / "here.reading"
-    do(old, "read", folder / "here", out, ",", "compare", folder / "in.reading", out)
+    do(
+        environment("0.32.0", "0.9.0"),
+        ["quantise", fp8],
+        ["read", fp8, folder / "fp8.reading"],
+        ["convert", fp8, folder / "from-fp8", *ids],
+    )
+    do(
+        old,
+        ["read", folder / "from-fp8", folder / "from-fp8.reading"],
+        ["compare", folder / "fp8.reading", folder / "from-fp8.reading"],
+        ["convert", folder / "server", folder / "back"],
+        ["read", folder / "back", folder / "back.reading"],
+        ["compare", folder / "in.reading", folder / "back.reading"],
+    )

@@ -2,7 +2,7 @@
 
 ``make FOLDER`` writes in-process data; ``read FOLDER OUT`` reads a folder through the stock release
 that is on the path, shift for training included, and ``compare OUT OTHER`` says whether two readings
-are the same, bit for bit.
+are the same, bit for bit; ``convert …`` is the command of that name.
 """
 
 from __future__ import annotations
@@ -93,7 +93,15 @@ def compare(one: Path, other: Path) -> None:
             assert torch.equal(a[key], b[key]), (index, key)
 
 
+def convert(*words: str) -> None:
+    from vllm_compat.cli import main as command
+
+    assert command(["convert", *words]) == 0
+
+
 def main(step: str, *paths: str) -> None:
+    if step == "convert":
+        return convert(*paths)
     first, rest = Path(paths[0]), [Path(path) for path in paths[1:]]
     if step == "make":
         make(first)

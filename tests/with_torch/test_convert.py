@@ -368,7 +368,7 @@ def test_a_source_that_changes_under_way_is_noticed(
         whole(target, *rest)
 
     monkeypatch.setattr(files, "write_server", changing)
-    with pytest.raises(ConversionError, match="data_2.pt has changed"):
+    with pytest.raises(ConversionError, match=r"data_2\.pt has changed"):
         go(source, tmp_path / "out", jobs=1)
     assert not (tmp_path / "out/hidden_states/hs_2.safetensors").exists()
 
