@@ -75,7 +75,7 @@ def load(folder: Path, entry: Entry, *, again: bool = False) -> dict[str, Any]:
     stat = (folder / entry.name).stat()
     if (stat.st_size, stat.st_mtime_ns) != (entry.size, entry.modified):
         raise ConversionError(
-            f"{entry.name} has changed since the folder was listed: convert it when nothing writes to it."
+            f"{entry.name} has changed since the folder was listed: convert it when nothing writes it."
         )
     found = open_sample(folder, entry, again=again)
     if isinstance(found, Broken):
