@@ -275,6 +275,13 @@ def _set_up_verify(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_verify)
 
 
+def _set_up_convert(parser: argparse.ArgumentParser) -> None:
+    from vllm_compat.commands.convert.command import add_arguments, run
+
+    add_arguments(parser)
+    parser.set_defaults(command=run)
+
+
 def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", choices=["text", "markdown", "json"])
     parser.set_defaults(command=_adapters)
@@ -313,6 +320,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "run": ("Run an unmodified program with vllm_compat in force", _set_up_run),
     "status": ("Show what a run is doing", _set_up_status),
     "verify": ("Find wrong samples in a folder of hidden states, and repair them", _set_up_verify),
+    "convert": ("Turn one flow's data into the other's, bit for bit", _set_up_convert),
     "adapters": ("List the adapters: what each changes, why, and until when", _set_up_adapters),
     "diff": ("Show what changed between two vLLMs for what speculators uses", _set_up_diff),
     "bench": ("Measure how fast extraction is, against plain vLLM prefill", _set_up_bench),

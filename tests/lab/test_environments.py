@@ -402,3 +402,12 @@ def test_the_lines_for_people_resolve(tmp_path: Path, version: str) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert words[-1] in done.stderr or f"vllm=={version}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "packages"),
+    [("0.7.0.2", []), ("0.8.1", ["hs-connectors==0.8.1"]), ("0.9.0", ["hs-connectors==0.9.0"])],
+)
+def test_the_reader_of_hidden_states_comes_with_its_release(version: str, packages: list[str]) -> None:
+    asked = recipes.downstream_requirements(version)
+    assert asked == ["--no-deps", f"speculators=={version}", *packages]

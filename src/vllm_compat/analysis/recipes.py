@@ -206,7 +206,11 @@ def downstream_requirements(version: str) -> list[str]:
     Without its dependencies: its metadata forbids newer releases of torch and transformers than
     those which its code runs with.
     """
-    return ["--no-deps", f"speculators=={version}"]
+    from packaging.version import Version
+
+    own = ["--no-deps", f"speculators=={version}"]
+    # From 0.8 on its reader of hidden states is a package of the same number.
+    return own + ([f"hs-connectors=={version}"] if Version(version) >= Version("0.8") else [])
 
 
 def install_lines(vllm_version: str, speculators_version: str, tool: str = "uv") -> list[str]:

@@ -149,6 +149,16 @@ def load_sample(path: Path, *, again: bool = False) -> dict[str, Any]:
     return found
 
 
+def open_sample(folder: Path, entry: Entry, *, again: bool = False) -> dict[str, Any] | Broken:
+    """Return the tensors of a file that holds a sample; what is wrong with it is returned."""
+    try:
+        found = load_sample(folder / entry.name, again=again)
+        _parts(entry, found)
+    except _NotASample as error:
+        return Broken(entry, error.kind, str(error), error.remedy)
+    return found
+
+
 def _pull(path: Path) -> bytes:
     """Read a file through, into the system's cache, and return how it begins.
 

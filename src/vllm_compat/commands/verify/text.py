@@ -23,8 +23,9 @@ from vllm_compat.errors import UsageError
 class Progress:
     """Shows how far reading has come: a bar on a terminal, a line every ten seconds elsewhere."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, name: str = "verify") -> None:
         self._stream = stream
+        self._name = name
         self._begin = self._last = time.monotonic()
         self._terminal = stream.isatty()
 
@@ -37,7 +38,7 @@ class Progress:
         rate = size / max(now - self._begin, 1e-6)
         words = f"{done} of {total} files, {size / 1e9:.1f} GB, {rate / 1e9:.2f} GB/s"
         if not self._terminal:
-            self._stream.write(f"verify: {words}\n")
+            self._stream.write(f"{self._name}: {words}\n")
         else:
             bar = "█" * (30 * done // total)
             self._stream.write(f"\r\x1b[K{bar:░<30} {words}" + ("\n" if done == total else ""))
