@@ -330,7 +330,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
 GROUPS = {
     "before a run": ("check", "preflight", "rehearse", "layers"),
     "the run": ("run", "status"),
-    "after it": ("verify",),
+    "after it": ("verify", "convert"),
     "about vllm_compat and vLLM": ("adapters", "diff", "bench", "demo"),
 }
 
