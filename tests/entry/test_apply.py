@@ -393,7 +393,6 @@ def test_what_a_pair_does_not_need_is_not_in_force(empty_site: Site) -> None:
     (adapters,) = program(site, "print(json.dumps(vllm_compat.apply().plan.adapters))")
     assert adapters == [
         "generator.input_order",
-        "generator.save_backlog",
         "scheduler.whole_prompts",
         "tokenizer.offsets",
         "tokenizer.trust_remote_code",

@@ -6,12 +6,9 @@ every result before the caller gets it.
 
 from __future__ import annotations
 
-import atexit
 import sys
 import time
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,25 +45,7 @@ def while_building(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: d
         run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
         raise
     heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
-    _shut_down_at_exit(instance)
     return result
-
-
-def _shut_down_at_exit(generator: Any) -> None:
-    """End a generator's workers before the interpreter takes itself apart.
-
-    Otherwise the generator's ``__del__`` does it, among modules that are gone already, and prints
-    errors that say nothing of the run.
-    """
-    reference = weakref.ref(generator)
-
-    def shut_down() -> None:
-        executor = getattr(reference(), "executor", None)
-        if executor is not None and run_record.is_ours():
-            with suppress(Exception):
-                executor.shutdown()
-
-    atexit.register(shut_down)
 
 
 def book_request(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
