@@ -22,6 +22,7 @@ from vllm_compat.analysis.environment import Environment, read_features
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.surface import SourceSurface
+from vllm_compat.runtime import run
 from vllm_compat.runtime.patching import Transaction
 
 FAKES = Path(__file__).parent / "fakes"
@@ -167,6 +168,12 @@ def fake_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None
     yield add
     for name in [n for n in sys.modules if n.partition(".")[0] in packages]:
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _own_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test begin as a process in which nothing has been in force yet."""
+    monkeypatch.setattr(run, "_current", None)
 
 
 @pytest.fixture

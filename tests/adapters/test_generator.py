@@ -95,17 +95,3 @@ def test_a_failure_comes_through_as_it_is(
     install("generator.input_order", make_case("speculators_0_4"))
     with call_of(generator), pytest.raises(ValueError, match="cannot be empty"):
         generator.generate([])
-
-
-def test_saves_are_counted_wherever_there_is_a_generator(
-    make_case: MakeCase, install: Callable[[str, Case], Plan]
-) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    adapter = by_name("generator.save_backlog")
-    for downstream in ("speculators_0_3", "speculators_0_4"):
-        assert adapter.need(make_case(downstream)) is not None
-    assert adapter.need(make_case("speculators_0_5")) is None
-    install("generator.save_backlog", make_case("speculators_0_4"))
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(divmod, 7, 2).result() == (3, 1)

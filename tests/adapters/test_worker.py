@@ -15,7 +15,7 @@ from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.capture import slabs
 from vllm_compat.capture import worker as capture
-from vllm_compat.runtime import run_record
+from vllm_compat.runtime import run, run_record
 from vllm_compat.runtime.patching import Transaction
 
 MakeCase = Callable[..., Case]
@@ -148,7 +148,6 @@ def executor(extension: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         "collective_rpc",
         lambda self, method, args=(): [method(None, *args)],
     )
-    monkeypatch.setattr(slabs, "_agreed", "the driver has not asked for shared memory")
 
     def make(extension: str) -> Any:
         parallel = config.ParallelConfig(worker_extension_cls=extension)
@@ -169,7 +168,7 @@ def test_driver_and_worker_agree_on_shared_memory_before_it_is_used(
     assert slabs.refused(), "an engine that is not the downstream's is not asked"
     executor(OURS)
     assert slabs.refused() == ""
-    assert run_record._transfer(run_record._account)["how"] == "shared memory"  # type: ignore[arg-type]
+    assert told_of()["how"] == "shared memory"
 
 
 @pytest.mark.parametrize("why", ["memfds are forbidden", "another process namespace"])
@@ -195,7 +194,7 @@ def test_where_memory_cannot_be_shared_rows_go_through_replies_and_the_record_sa
     worker = extension()
     worker._setup_hidden_states_capture([0])
     assert made_of(worker).options["shared"] is False
-    told = run_record._transfer(run_record._account)  # type: ignore[arg-type]
+    told = told_of()
     assert told["how"] == "replies"
     assert why in told["reason"]
 
@@ -203,16 +202,17 @@ def test_where_memory_cannot_be_shared_rows_go_through_replies_and_the_record_sa
 def test_another_executor_is_never_asked_and_rows_go_through_replies(
     extension: Any, make_case: MakeCase, install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slabs, "_agreed", "the driver has not asked for shared memory")
     plan = install("worker.capture", make_case("speculators_0_4"))
     run_record.open_for(plan)
     worker = extension()
     worker._setup_hidden_states_capture([0])
     assert made_of(worker).options["shared"] is False
-    told = run_record._transfer(run_record._account)  # type: ignore[arg-type]
+    told = told_of()
     assert told == {"how": "replies", "reason": "the executor is not vLLM's MultiprocExecutor"}
 
 
-@pytest.fixture(autouse=True)
-def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_record, "_account", None)
+def told_of() -> dict[str, Any]:
+    """Return what the record says of the way out of the worker."""
+    account = run.current().find(run_record.Account)
+    assert account is not None
+    return run_record._transfer(account)

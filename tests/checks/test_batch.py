@@ -595,24 +595,6 @@ class Built:
         self.executor = executor
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_workers_end_before_the_interpreter_does(
-    monkeypatch: pytest.MonkeyPatch, plan_of: Plan, ours: bool
-) -> None:
-    at_exit: list[Any] = []
-    monkeypatch.setattr("atexit.register", at_exit.append)
-    monkeypatch.setattr("vllm_compat.runtime.run_record.is_ours", lambda: ours)
-    executor = Executor()
-    generator = Built(executor)
-    batch.while_building(plan_of)(lambda *args: None, generator, ("model",), {})
-    (shut_down,) = at_exit
-    shut_down()
-    assert executor.ended == int(ours)
-    del generator
-    shut_down()
-    assert executor.ended == int(ours)  # a generator that is gone is nobody's business
-
-
 def test_a_generator_that_cannot_be_built_is_the_first_cause(
     monkeypatch: pytest.MonkeyPatch, plan_of: Plan
 ) -> None:

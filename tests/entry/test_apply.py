@@ -260,7 +260,7 @@ def test_a_patch_that_does_not_fit_takes_back_all_the_others(site: Site) -> None
         calm()
         """,
     )
-    assert said.startswith("Adapter scheduler.whole_prompts does not fit this process, so every")
+    assert said.startswith("The patch of scheduler.whole_prompts does not fit this process, so every")
     assert f"{SCHEDULE} is not there" in said
     assert state == NOTHING
 
@@ -289,7 +289,7 @@ def test_a_patch_that_fails_with_a_later_import_fails_that_import_and_shuts_the_
         """,
     )
     assert held == {"in_force": True, "open": True, "wrapped": []}
-    assert "Adapter scheduler.whole_prompts does not fit this process" in said
+    assert "The patch of scheduler.whole_prompts does not fit this process" in said
     error = f"scheduler.whole_prompts: {SCHEDULE} is not there, although the plan read it from source."
     assert state == {**NOTHING, "error": error, "digest": None}
     assert again == [["scheduler.whole_prompts"], True], "a new plan is made, with what is asked now"
@@ -396,7 +396,6 @@ def test_what_a_pair_does_not_need_is_not_in_force(empty_site: Site) -> None:
     (adapters,) = program(site, "print(json.dumps(vllm_compat.apply().plan.adapters))")
     assert adapters == [
         "generator.input_order",
-        "generator.save_backlog",
         "scheduler.whole_prompts",
         "tokenizer.offsets",
         "tokenizer.trust_remote_code",

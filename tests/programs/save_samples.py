@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from vllm_compat.features import atomic_save, resume_samples
-from vllm_compat.runtime import run_record
+from vllm_compat.runtime import run, run_record
 from vllm_compat.runtime.patching import Transaction
 
 
@@ -78,8 +78,8 @@ def main() -> None:
         if child == 0:
             die_at(latest, how)
             if mode == "guarded":
-                run_record._account = run_record._Account(os.getpid(), None)  # type: ignore[arg-type]
-                atomic_save.install(Transaction())
+                run.current().hold(run_record.Account(None))  # type: ignore[arg-type]
+                Transaction().wrap("torch:save", atomic_save._save)
             try:
                 extract(folder, samples)
             except KeyboardInterrupt:

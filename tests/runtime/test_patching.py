@@ -193,7 +193,9 @@ def test_a_target_that_is_not_there_is_named_and_everything_is_taken_back(
 ) -> None:
     before = module.double
     transaction.owned_by("one").wrap("patched:double", more)
-    with pytest.raises(PatchError, match=rf"Adapter two .* taken back: patched:{path} is not there"):
+    with pytest.raises(
+        PatchError, match=rf"The patch of two .* taken back: patched:{path} is not there"
+    ):
         transaction.owned_by("two").wrap(f"patched:{path}", more)
     assert module.double is before
     assert not transaction.active
@@ -227,7 +229,7 @@ def test_a_patch_that_fails_later_fails_that_import_and_takes_everything_back(
     transaction.owned_by("two").wrap("late:gone", more)
     transaction.owned_by("three").wrap("latest:double", more)
     assert transaction.active
-    with pytest.raises(PatchError, match=r"Adapter two does not fit this process.*late:gone"):
+    with pytest.raises(PatchError, match=r"The patch of two does not fit this process.*late:gone"):
         importlib.import_module("late")
     assert module.double is before
     assert states(transaction) == ["reverted"] * 3
@@ -447,3 +449,108 @@ def test_many_threads_that_import_get_one_wrapper(
     for thread in threads:
         thread.join()
     assert answers == [("wrapped", 2)] * 8
+
+
+class Runner:
+    """A live object, as a model runner is."""
+
+    def step(self) -> str:
+        return "stock"
+
+
+def test_an_attribute_of_a_live_object_goes_as_it_came(transaction: Transaction) -> None:
+    fresh, own = Runner(), Runner()
+    vars(own)["step"] = mine = lambda: "its own"
+    for runner in (fresh, own):
+        transaction.owned_by("one").set_attribute(runner, "step", lambda: "ours")
+        assert runner.step() == "ours"
+    assert {(p.owner, p.target, p.state) for p in transaction.patches} == {
+        ("one", f"{__name__}:Runner.step of one object", "in force")
+    }
+    assert transaction.revert() == []
+    assert "step" not in vars(fresh)
+    assert vars(own)["step"] is mine
+
+
+def test_what_somebody_has_put_over_a_live_attribute_stays_and_is_told(transaction: Transaction) -> None:
+    runner = Runner()
+    transaction.owned_by("one").set_attribute(runner, "step", lambda: "ours")
+    vars(runner)["step"] = theirs = lambda: "theirs"
+    (left,) = transaction.revert()
+    assert (left.owner, left.state) == ("one", "inert")
+    assert vars(runner)["step"] is theirs
+
+
+class Hooked:
+    """A FAKE module of torch: it knows its hooks."""
+
+    def __init__(self) -> None:
+        self.hooks: list[Any] = []
+
+    def register_forward_hook(self, hook: Any) -> Any:
+        self.hooks.append(hook)
+        return type("Handle", (), {"remove": lambda handle: self.hooks.remove(hook)})()
+
+
+def test_hooks_and_what_waits_for_the_end_go_too(
+    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Any] = []
+    monkeypatch.setattr("atexit.register", waiting.append)
+    monkeypatch.setattr("atexit.unregister", waiting.remove)
+    module = Hooked()
+    transaction.hook(module, print)
+    transaction.at_exit(print, "the end")
+    assert (module.hooks, waiting) == ([print], [print])
+    transaction.revert()
+    assert (module.hooks, waiting) == ([], [])
+
+
+def test_what_is_changed_after_a_revert_is_taken_back_at_once(transaction: Transaction) -> None:
+    transaction.revert()
+    runner, module = Runner(), Hooked()
+    transaction.set_attribute(runner, "step", lambda: "ours")
+    transaction.hook(module, print)
+    assert (vars(runner), module.hooks) == ({}, [])
+
+
+def test_some_are_taken_back_and_the_others_stay(
+    module: ModuleType, write: Callable[..., None], transaction: Transaction
+) -> None:
+    before = module.double
+    write(later=MODULE)
+    one, two = transaction.owned_by("one"), transaction.owned_by("two")
+    one.wrap("patched:double", more)
+    two.wrap("patched:Base.method", more)
+    one.wrap("later:double", more)
+    assert transaction.take_back([p for p in transaction.patches if p.owner == "one"]) == []
+    assert transaction.active
+    assert module.double is before
+    assert module.Base().method(1)[0] == "wrapped"
+    assert importlib.import_module("later").double(1) == 2, "nothing waits for it any more"
+    assert [patch.owner for patch in transaction.patches] == ["two"]
+
+
+def test_some_that_others_have_wrapped_over_do_nothing_any_more(
+    module: ModuleType, transaction: Transaction
+) -> None:
+    transaction.wrap("patched:double", more)
+    ours = module.double
+    module.double = lambda x: ("theirs", ours(x))
+    (left,) = transaction.take_back(list(transaction.patches))
+    assert left.state == "inert"
+    assert transaction.active
+    assert module.double(1) == ("theirs", 2)
+
+
+def test_something_lent_is_there_for_a_block(transaction: Transaction) -> None:
+    runner = Runner()
+
+    def use_and_fail() -> None:
+        with transaction.lent(runner, "step", lambda: "lent"):
+            assert runner.step() == "lent"
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        use_and_fail()
+    assert (vars(runner), transaction.patches) == ({}, [])

@@ -16,7 +16,7 @@ torch: Any = pytest.importorskip("torch")
 
 from vllm_compat.features import save_backlog  # noqa: E402
 from vllm_compat.features.save_backlog import Backlog, tensor_bytes  # noqa: E402
-from vllm_compat.runtime import run_record  # noqa: E402
+from vllm_compat.runtime import run, run_record  # noqa: E402
 
 MIB = 2**20
 
@@ -58,7 +58,6 @@ def test_tensors_in_a_closure_are_found_and_a_storage_counts_once() -> None:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
     """A pool of four threads, watched as it is in a driver."""
-    monkeypatch.setattr(save_backlog, "_backlog", Backlog())
     monkeypatch.setattr(save_backlog, "bound", lambda: 4 * MIB)
     monkeypatch.setattr(run_record, "is_ours", lambda: True)
     with ThreadPoolExecutor(4) as made:
@@ -89,7 +88,7 @@ def test_a_slow_disk_holds_the_next_batch_back(pool: ThreadPoolExecutor) -> None
         generate()
         for _ in range(4):  # a batch of 4 MiB
             submit(pool, lambda data: time.sleep(0.02), sample())
-        peak = max(peak, save_backlog._backlog.bytes)
+        peak = max(peak, run.current().part(Backlog).bytes)
     assert peak <= 4 * MIB + 4 * BYTES, "the bound and one batch"
     assert save_backlog.facts()["most_bytes"] == peak
     assert save_backlog.facts()["waited_seconds"] > 0
@@ -101,7 +100,7 @@ def test_without_a_bound_they_pile_up(pool: ThreadPoolExecutor) -> None:
     for _ in range(12):
         for _ in range(4):
             submit(pool, lambda data: gate.wait(), sample())
-    assert save_backlog._backlog.most == 48 * BYTES
+    assert run.current().part(Backlog).most == 48 * BYTES
     gate.set()
 
 
@@ -118,7 +117,7 @@ def test_failed_and_cancelled_saves_count_no_more(pool: ThreadPoolExecutor) -> N
     gate = threading.Event()
     blockers = [pool.submit(gate.wait) for _ in range(4)]
     waiting = [submit(pool, save, sample(9), "x") for _ in range(2)]
-    assert save_backlog._backlog.bytes > 16 * MIB
+    assert run.current().part(Backlog).bytes > 16 * MIB
     assert all(future.cancel() for future in waiting)
     assert generate() == "extracted"
     gate.set()
@@ -148,6 +147,6 @@ def test_a_save_that_never_ends_is_told_and_not_waited_for(
     gate = threading.Event()
     submit(pool, lambda data: gate.wait(), sample(9))
     with caplog.at_level(logging.WARNING):
-        save_backlog._backlog.wait(4 * MIB, stall=0.1)
+        run.current().part(Backlog).wait(4 * MIB, stall=0.1)
     gate.set()
     assert "extraction goes on" in caplog.text

@@ -18,8 +18,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from vllm_compat.analysis.environment import Environment  # noqa: E402
+from vllm_compat.analysis.plan import Plan, Roles  # noqa: E402
 from vllm_compat.errors import GuardError  # noqa: E402
 from vllm_compat.features import atomic_save, resume_samples  # noqa: E402
+from vllm_compat.runtime import run as runs  # noqa: E402
 from vllm_compat.runtime import run_record  # noqa: E402
 from vllm_compat.runtime.patching import Transaction  # noqa: E402
 
@@ -34,13 +37,11 @@ def sample(rows: int, value: float = 1.0) -> dict[str, Any]:
 
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    plan: Any = None
-    monkeypatch.setattr(run_record, "_account", run_record._Account(os.getpid(), plan))
+    plan: Any = Plan("speculators", "0.4.0", "0.16.0", Roles("speculators"), Environment("3.11"))
     monkeypatch.setattr(run_record, "write", lambda: None)
-    monkeypatch.setattr(atomic_save, "_folders", {})
-    monkeypatch.setattr(atomic_save, "_failure", "")
+    run_record.open_for(plan)
     transaction = Transaction()
-    atomic_save.install(transaction)
+    transaction.wrap("torch:save", atomic_save._save)
     yield
     transaction.revert()
 
@@ -84,10 +85,10 @@ def test_a_sample_appears_after_the_one_before_it(
     original = atomic_save._publish
     seen: list[list[str]] = []
 
-    def publish(state: Any, index: int, folder: str) -> None:
+    def publish(saves: Any, state: Any, index: int, folder: str) -> None:
         if index == 0:
             slow.wait(10)
-        original(state, index, folder)
+        original(saves, state, index, folder)
         seen.append(sorted(p.name for p in tmp_path.glob("data_*.pt")))
 
     monkeypatch.setattr(atomic_save, "_publish", publish)
@@ -133,8 +134,9 @@ def test_a_full_disk_leaves_nothing_torn_and_ends_the_run(guarded: None, tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["data_0.pt"]
     with pytest.raises(GuardError, match=r"No further batch is extracted: data_1\.pt"):
         atomic_save.refuse_after_failure()
-    assert run_record._account is not None
-    assert "data_1.pt could not be saved" in run_record._account.saving_failure
+    account = runs.current().find(run_record.Account)
+    assert account is not None
+    assert "data_1.pt could not be saved" in account.saving_failure
 
 
 class Generator:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +24,9 @@ from vllm_compat.capture import handover, slabs  # noqa: E402
 from vllm_compat.capture.rows import Span  # noqa: E402
 from vllm_compat.capture.transfer import SharedRowStore, Values  # noqa: E402
 from vllm_compat.errors import GuardError  # noqa: E402
+from vllm_compat.runtime import run  # noqa: E402
 
 WIDTH = 8
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    handover._mapped.clear()
-    yield
-    handover._mapped.clear()
 
 
 def rows_of(lengths: dict[str, int], dtype: Any = torch.float32, layers: int = 2) -> dict[str, Any]:
@@ -165,13 +158,14 @@ def test_ten_thousand_requests_in_a_row_grow_nothing() -> None:
     rows = rows_of({str(i): 4 + i for i in range(32)})
     for _ in range(20):
         handed(reply(store, rows))
-    before = descriptors(), len(store.slabs), len(handover._mapped), len(gc.get_objects())
+    mapped = run.current().part(handover.Slabs).mapped
+    before = descriptors(), len(store.slabs), len(mapped), len(gc.get_objects())
     memory = resident()
     for _ in range(313):
         results = handed(reply(store, rows))
     assert same(results, rows)
     del results
-    after = descriptors(), len(store.slabs), len(handover._mapped), len(gc.get_objects())
+    after = descriptors(), len(store.slabs), len(mapped), len(gc.get_objects())
     assert after[0] <= before[0]
     assert after[1:3] == before[1:3]
     assert after[3] < before[3] + 500

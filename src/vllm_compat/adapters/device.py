@@ -82,6 +82,7 @@ class ForkAfterImport(Adapter):
     )
     does = "Sets the variable before: torch then asks NVML, which leaves the driver alone."
     until = "the downstream does not ask for CUDA while it is imported."
+    processes = frozenset({"driver", "worker"})  # children inherit it
     shown_by = (
         "llama, speculators 0.4.0.1, vLLM 0.26.0 on a GPU, fork: Cannot re-initialize CUDA in forked"
         " subprocess"

@@ -1,4 +1,4 @@
-"""The downstream's generator: results in the order of the inputs, and no more than can be saved."""
+"""The downstream's generator: results in the order of the inputs."""
 
 from __future__ import annotations
 
@@ -56,38 +56,3 @@ class InputOrder(Adapter):
 
         module, _, cls = plan.roles.generator.partition(":")
         transaction.wrap(f"{module}:{cls}.generate", reorder)
-
-
-class SaveBacklog(Adapter):
-    """Let the next batch wait while too many results wait to be saved."""
-
-    name = "generator.save_backlog"
-    target = "concurrent.futures.ThreadPoolExecutor.submit"
-    vllm = ">=0.11.0"
-    downstream = "<0.5"
-    changed = "Nothing: a fault of the downstream's offline script on every vLLM."
-    relies = (
-        "Hands each sample to a thread pool whose queue has no bound: where the disk is slower than the"
-        " extraction, results pile up in the host's memory until the run is killed."
-    )
-    does = (
-        "Lets generate() begin only while at most 2 GiB of tensors (an eighth of the memory where that"
-        " is less) lie in work that was submitted to thread pools and has not ended. Results that a"
-        " caller keeps do not count."
-    )
-    until = "the downstream bounds its queue."
-    shown_by = (
-        "llama, speculators 0.4.0.1, vLLM 0.26.0 on an H200, saves slowed down: without it results pile"
-        " up in host memory as fast as they are extracted (records/gpu/h200-save-backlog.json)"
-    )
-
-    def need(self, case: Case) -> Need | None:
-        if not case.roles.generator:
-            return None
-        return Need("the offline script saves through a thread pool whose queue has no bound")
-
-    def install(self, transaction: Transaction, plan: Plan) -> None:
-        # The waiting itself stands in the guard around generate(), which comes before all else.
-        from vllm_compat.features import save_backlog
-
-        transaction.wrap("concurrent.futures.thread:ThreadPoolExecutor.submit", save_backlog.submit)

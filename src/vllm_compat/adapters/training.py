@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.analysis.environment import trainer_of
-from vllm_compat.runtime.context import current_build
+from vllm_compat.runtime.context import current_build, is_making_draft, making_draft
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 _NORM = "model.norm.weight"
 _KEY = "_vllm_compat_verifier_norm"
-
-_making_draft: ContextVar[bool] = ContextVar("vllm_compat_making_draft", default=False)
 
 
 class VerifierConfig(Adapter):
@@ -42,6 +39,7 @@ class VerifierConfig(Adapter):
         " left alone. Where the draft's class does not look for text_config, it is given that."
     )
     until = "the downstream reads nested configurations and asks for trust."
+    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: the trainer stops, the repository"
         " contains custom code"
@@ -61,11 +59,8 @@ class VerifierConfig(Adapter):
         assert trainer is not None
 
         def making(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            token = _making_draft.set(True)
-            try:
+            with making_draft():
                 return wrapped(*args, **kwargs)
-            finally:
-                _making_draft.reset(token)
 
         def read(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if current_build() is not None or "trust_remote_code" in kwargs:
@@ -77,7 +72,7 @@ class VerifierConfig(Adapter):
 
                 return PretrainedConfig.from_dict(text)
             config = wrapped(*args, **kwargs)
-            if _making_draft.get() and "text_config" in trainer.gaps:
+            if is_making_draft() and "text_config" in trainer.gaps:
                 return getattr(config, "text_config", config)
             return config
 
@@ -118,6 +113,7 @@ class VerifierNorm(Adapter):
     )
     does = "Norms the last hidden states by the checkpoint's own weights before the draft sees them."
     until = "speculators 0.3.0 is out of use."
+    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the first loss is another than with speculators"
         " 0.4.0.1, on the same data and seed"
@@ -165,11 +161,8 @@ def _norm_of(model_path: str) -> tuple[Any, float]:
     from vllm_compat.errors import IncompatibleError
 
     found = load_by_ending(load_model_layers, [_NORM], model_path)
-    token = _making_draft.set(True)
-    try:
+    with making_draft():
         config = AutoConfig.from_pretrained(model_path)
-    finally:
-        _making_draft.reset(token)
     config = getattr(config, "text_config", config)
     epsilon = getattr(config, "rms_norm_eps", None)
     if _NORM not in found or epsilon is None:
@@ -191,6 +184,7 @@ class VerifierPrefix(Adapter):
     relies = "Asks for model.embed_tokens.weight and lm_head.weight by their whole names."
     does = "Where the checkpoint has no such name and just one that ends in it, that one is read."
     until = "speculators 0.3.0 is out of use; 0.4.0 looks for endings itself."
+    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the trainer stops with KeyError:"
         " 'model.embed_tokens.weight'"

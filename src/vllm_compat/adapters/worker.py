@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.analysis.drift import FindingKind
@@ -11,7 +12,7 @@ from vllm_compat.runtime.context import belongs
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
-    from vllm_compat.runtime.patching import Transaction
+    from vllm_compat.runtime.patching import Patch, Transaction
 
 _KEY = "_vllm_compat_capture"
 
@@ -69,6 +70,7 @@ class Capture(Adapter):
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         module, _, cls = plan.roles.extension.partition(":")
+        made_by: WeakKeyDictionary[Any, list[Patch]] = WeakKeyDictionary()
 
         def setup(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             from vllm_compat.capture import slabs
@@ -80,8 +82,18 @@ class Capture(Adapter):
                 stock = (sys.modules[module], lambda: wrapped(*args, **kwargs))
             shared = plan.environment.transfer != "rpc" and not slabs.refused()
             capture = plan.environment.capture
-            made = Capture(instance, layer_ids, capture=capture, stock=stock, shared=shared)
-            setattr(instance, _KEY, made)
+            transaction.take_back(made_by.pop(instance, []))  # it is set up once more
+            before = len(transaction.patches)
+            made = Capture(
+                instance,
+                layer_ids,
+                capture=capture,
+                stock=stock,
+                shared=shared,
+                transaction=transaction,
+            )
+            transaction.set_attribute(instance, _KEY, made)
+            made_by[instance] = transaction.patches[before:]
 
         def reset(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             getattr(instance, _KEY).reset()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm_compat.errors import GuardError
+from vllm_compat.runtime.patching import Transaction
 
 
 def supported(model: Any) -> bool:
@@ -21,7 +22,12 @@ def supported(model: Any) -> bool:
     return bool(supports_eagle3(model))
 
 
-def bind(model: Any, layer_ids: Sequence[int], receive: Callable[[list[Any]], None]) -> None:
+def bind(
+    model: Any,
+    layer_ids: Sequence[int],
+    receive: Callable[[list[Any]], None],
+    transaction: Transaction,
+) -> None:
     """Ask the model for the states after the layers, and call ``receive`` with those of each forward.
 
     ``layer_ids`` ascend, without duplicates; in-process id *k* is vLLM's *k + 1* (the input of layer
@@ -36,10 +42,18 @@ def bind(model: Any, layer_ids: Sequence[int], receive: Callable[[list[Any]], No
             " SupportsEagle3); leave capture='auxiliary' out."
         )
     model.set_aux_hidden_state_layers(tuple(layer_id + 1 for layer_id in layer_ids))
+
+    def ask_for_none() -> str:
+        model.set_aux_hidden_state_layers(())
+        return "reverted"
+
+    transaction.did(f"auxiliary hidden states of one {type(model).__name__}", ask_for_none)
     forward = model.forward
 
     def take(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
+        if not transaction.active:  # somebody has wrapped over us, and nothing is asked for any more
+            return output
         states = output[1] if isinstance(output, tuple) and len(output) == 2 else []
         if len(states) != len(layer_ids):
             raise GuardError(
@@ -50,4 +64,4 @@ def bind(model: Any, layer_ids: Sequence[int], receive: Callable[[list[Any]], No
         receive(list(states))
         return output[0]
 
-    model.forward = take
+    transaction.set_attribute(model, "forward", take)

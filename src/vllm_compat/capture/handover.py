@@ -25,6 +25,10 @@ import torch
 
 from vllm_compat.capture import slabs
 from vllm_compat.errors import GuardError
+from vllm_compat.runtime import run
+
+_mappings: weakref.WeakSet[Mapping] = weakref.WeakSet()
+"""All that tensors of this process look into: facts of the process, whatever became of the run."""
 
 
 class Mapping:
@@ -41,6 +45,7 @@ class Mapping:
             self.memory = mmap.mmap(own, size)
         finally:
             os.close(own)
+        _mappings.add(self)
         self._taken = 0
         # Blocks come back from whatever thread drops the last tensor, in the middle of anything.
         self._returned: deque[int] = deque()
@@ -117,21 +122,38 @@ def _copy(tensor: Any) -> Any:
 
 
 _lock = threading.RLock()
-_mapped: dict[tuple[int, int, int, int], Mapping] = {}
-"""Slabs mapped into this process, by (pid, file descriptor, size, inode)."""
 
-_facts: dict[str, Any] = {"handed_over_bytes": 0, "copied_bytes": 0, "largest_slabs_bytes": 0}
+
+class Slabs:
+    """Slabs mapped into this process, by (pid, file descriptor, size, inode), and what came of them.
+
+    ``told``: the bytes handed over and copied so far, and the most shared memory.
+    """
+
+    section = "transfer"
+
+    def __init__(self) -> None:
+        self.mapped: dict[tuple[int, int, int, int], Mapping] = {}
+        self.told: dict[str, Any] = {
+            "handed_over_bytes": 0,
+            "copied_bytes": 0,
+            "largest_slabs_bytes": 0,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was handed over so far and what was copied, in bytes, and the most memory."""
+        return dict(self.told)
 
 
 def facts() -> dict[str, Any]:
     """Return what was handed over so far and what was copied, in bytes, and the most shared memory."""
-    return dict(_facts)
+    return run.current().part(Slabs).facts()
 
 
 def live_bytes() -> int:
     """Return the bytes of shared memory that results in this process look into."""
     with _lock:
-        return sum(mapping.live for mapping in _mapped.values())
+        return sum(mapping.live for mapping in run.current().part(Slabs).mapped.values())
 
 
 def open_states(
@@ -154,16 +176,18 @@ def open_states(
     """
     kind = getattr(torch, dtype)
     with _lock:
-        found = [_find((pid, *slab)) for slab in announced]
+        slabs_here = run.current().part(Slabs)
+        mapped, told = slabs_here.mapped, slabs_here.told
+        found = [_find(mapped, (pid, *slab)) for slab in announced]
         total = sum(size for _, size, _ in announced)
         size = sum(rows * len(blocks) for rows, blocks in places.values()) * width * kind.itemsize
-        live = sum(mapping.live for mapping in _mapped.values())
+        live = sum(mapping.live for mapping in mapped.values())
         limit = slabs.limit()
         # The second condition holds off holes: few rows kept in each of very many slabs.
         copied = live + size > limit or total > limit + 2 * max(size, slabs.SLAB)
-        _facts["copied_bytes" if copied else "handed_over_bytes"] += size
-        _facts["largest_slabs_bytes"] = max(_facts["largest_slabs_bytes"], total)
-        _facts["not_page_locked"] = refused
+        told["copied_bytes" if copied else "handed_over_bytes"] += size
+        told["largest_slabs_bytes"] = max(told["largest_slabs_bytes"], total)
+        told["not_page_locked"] = refused
         states = {}
         for request_id, (rows, blocks) in places.items():
             layers = [
@@ -176,31 +200,31 @@ def open_states(
                 layers[i].clone() if twice else _handed(layers[i], copied)
                 for i, twice in zip(order, again, strict=True)
             ]
-        for key in [key for key in _mapped if key[0] == pid and key[1:] not in announced]:
-            del _mapped[key]  # the worker has let go of it; tensors keep what they look into
+        for key in [key for key in mapped if key[0] == pid and key[1:] not in announced]:
+            del mapped[key]  # the worker has let go of it; tensors keep what they look into
     return states
 
 
-def _find(key: tuple[int, int, int, int]) -> Mapping:
+def _find(mapped: dict[tuple[int, int, int, int], Mapping], key: tuple[int, int, int, int]) -> Mapping:
     """Return a worker's slab, mapped once; slabs of workers that have ended are let go."""
-    if key not in _mapped:
-        for other in [known for known in _mapped if not os.path.exists(f"/proc/{known[0]}")]:
-            del _mapped[other]
-        _mapped[key] = Mapping(*key)
-    return _mapped[key]
+    if key not in mapped:
+        for other in [known for known in mapped if not os.path.exists(f"/proc/{known[0]}")]:
+            del mapped[other]
+        mapped[key] = Mapping(*key)
+    return mapped[key]
 
 
 def _before_fork() -> None:
     """Keep what the child will go on seeing from being written over."""
     _lock.acquire()
-    for mapping in _mapped.values():
+    for mapping in list(_mappings):
         if mapping.live:
             mapping.memory[0] = slabs.RETIRED
 
 
 def _in_child() -> None:
     """Forget the parent's slabs; tensors keep what they look into."""
-    _mapped.clear()
+    _mappings.clear()
     _lock.release()
 
 

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.runtime import run
+
 SLAB = 256 * 2**20
 """Bytes of a slab; a block that needs more gets a slab of its own size."""
 
@@ -173,18 +175,22 @@ class Probe:
         os.close(self.fd)
 
 
-_probe: Probe | None = None
-_agreed = "the driver has not asked for shared memory"
+class Agreement:
+    """What this worker and its driver have agreed on, for the length of a run."""
+
+    def __init__(self) -> None:
+        self.probe: Probe | None = None
+        self.refused = "the driver has not asked for shared memory"
 
 
 def offer(worker: Any) -> dict[str, Any]:
     """Return what a driver needs to try shared memory; runs in the worker, sent by the driver."""
-    global _probe
     try:
-        _probe = Probe()
+        probe = Probe()
     except (AttributeError, OSError) as error:
         return {"refused": f"the worker gets no anonymous shared memory ({error})"}
-    return {"pid": os.getpid(), "fd": _probe.fd, "secret": _probe.secret}
+    run.current().part(Agreement).probe = probe
+    return {"pid": os.getpid(), "fd": probe.fd, "secret": probe.secret}
 
 
 def try_offer(offered: dict[str, Any]) -> str:
@@ -202,13 +208,13 @@ def try_offer(offered: dict[str, Any]) -> str:
 
 def settle(worker: Any, refused: str) -> None:
     """Take the driver's answer; runs in the worker, sent by the driver."""
-    global _probe, _agreed
-    if _probe is not None:
-        _probe.close()
-        _probe = None
-    _agreed = refused
+    agreement = run.current().part(Agreement)
+    if agreement.probe is not None:
+        agreement.probe.close()
+        agreement.probe = None
+    agreement.refused = refused
 
 
 def refused() -> str:
     """Return why this worker does not share memory with its driver, or nothing."""
-    return _agreed
+    return run.current().part(Agreement).refused

@@ -8,16 +8,21 @@ touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
 from vllm_compat.capture.layers import decoder, leaves_the_sum
 from vllm_compat.errors import GuardError
+from vllm_compat.runtime.patching import Transaction
 
 
 def bind(
-    extension: Any, module: ModuleType, setup: Callable[[], Any], layers: int
+    extension: Any,
+    module: ModuleType,
+    setup: Callable[[], Any],
+    layers: int,
+    transaction: Transaction,
 ) -> tuple[str, Callable[[Callable[[list[Any]], None]], None]]:
     """Let the downstream bind its loop; return where, and how to get what it captures.
 
@@ -40,42 +45,34 @@ def bind(
     old, new = "get_input_embeddings", "embed_input_ids"  # renamed by vLLM 0.11.1
     for missing, present in ((old, new), (new, old)):
         if not hasattr(base, missing) and hasattr(base, present):
-            base.__dict__[missing] = getattr(base, present)
-    with _found(model, base), _supported(module):
+            transaction.set_attribute(base, missing, getattr(base, present))
+    with _found(model, base, transaction), _supported(module, transaction):
         setup()
 
     def deliver(receive: Callable[[list[Any]], None]) -> None:
-        extension.__dict__["_store_captured_states"] = receive
+        transaction.set_attribute(extension, "_store_captured_states", receive)
 
     return path, deliver
 
 
 @contextmanager
-def _found(model: Any, base: Any) -> Iterator[None]:
+def _found(model: Any, base: Any, transaction: Transaction) -> Iterator[None]:
     """Let ``model.model``, or ``model.get_language_model().model``, be ``base`` for a while."""
     owners = [model]
     if hasattr(model, "get_language_model"):
         owners.append(model.get_language_model())
-    # In the instance's own namespace: nn.Module's assignment would register a second submodule.
-    lent = [o for o in owners if o is not base and getattr(o, "model", None) is not base]
-    for owner in lent:
-        owner.__dict__["model"] = base
-    try:
+    with ExitStack() as lent:
+        for owner in owners:
+            if owner is not base and getattr(owner, "model", None) is not base:
+                lent.enter_context(transaction.lent(owner, "model", base))
         yield
-    finally:
-        for owner in lent:
-            del owner.__dict__["model"]
 
 
 @contextmanager
-def _supported(module: ModuleType) -> Iterator[None]:
+def _supported(module: ModuleType, transaction: Transaction) -> Iterator[None]:
     """Answer yes where the downstream asks for SupportsEagle3: its loop needs none of it."""
-    asked = vars(module).get("supports_eagle3")
-    if asked is None:
+    if vars(module).get("supports_eagle3") is None:
         yield
         return
-    module.__dict__["supports_eagle3"] = lambda model: True
-    try:
+    with transaction.lent(module, "supports_eagle3", lambda model: True):
         yield
-    finally:
-        module.__dict__["supports_eagle3"] = asked

@@ -13,6 +13,7 @@ from vllm_compat.capture.layers import decoder, is_ambiguous, refuse_misread, st
 from vllm_compat.capture.rows import RowStore, Span, spans_of
 from vllm_compat.capture.transfer import SharedRowStore, SharedStates, Values
 from vllm_compat.errors import GuardError
+from vllm_compat.runtime.patching import Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Capture:
     ``auxiliary`` for the model's own auxiliary hidden states; ``auto`` for hooks, and the auxiliary
     states where hooks cannot tell the layers or their stream; ``stock`` for the downstream's loop, which
     needs ``stock`` (the downstream's worker module and its own set-up call). ``strategy`` is the one in
-    force.
+    force. What is changed on the model and its runner is enlisted in ``transaction``.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Capture:
         capture: str = "auto",
         stock: tuple[ModuleType, Callable[[], Any]] | None = None,
         shared: bool = True,
+        transaction: Transaction | None = None,
     ) -> None:
+        self._transaction = transaction or Transaction()
         self.runner = extension.model_runner
         self.layer_ids = tuple(layer_ids)
         self.unique_ids = tuple(sorted(set(layer_ids)))
@@ -62,12 +65,12 @@ class Capture:
         if stock:
             self.strategy = "stock"
             module, setup = stock
-            self.path, deliver = stock_loop.bind(extension, module, setup, count)
+            self.path, deliver = stock_loop.bind(extension, module, setup, count, self._transaction)
             deliver(self._receive)
         else:
             self.strategy = self._capture_by(capture, count)
         if self.active:
-            self._order = batch_order(self.runner)
+            self._order = batch_order(self.runner, self._transaction)
             self._watch_steps()
             logger.info(
                 "vllm_compat captures layers %s of %s (%s).",
@@ -81,13 +84,16 @@ class Capture:
         model = self.runner.model
         if capture == "auxiliary" or (capture == "auto" and self._hooks_cannot_tell(count)):
             self.path = type(model).__name__
-            auxiliary.bind(model, self.unique_ids, self._receive if self.active else lambda states: None)
+            receive = self._receive if self.active else lambda states: None
+            auxiliary.bind(model, self.unique_ids, receive, self._transaction)
             return "auxiliary"
         self.path, layers = decoder(model, count)
         if self.active:
             for layer_id in self.unique_ids:
                 layer = layers[layer_id]
-                layer.register_forward_hook(self._hook(layer_id, layer))
+                self._transaction.hook(
+                    layer, self._hook(layer_id, layer), f"forward hook of layer {layer_id}"
+                )
         return "hooks"
 
     def _hooks_cannot_tell(self, count: int) -> bool:
@@ -122,7 +128,8 @@ class Capture:
         execute_model = self.runner.execute_model
 
         def watched(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dummy_run"):  # model runner V2 warms up through this method
+            # Model runner V2 warms up through this method.
+            if kwargs.get("dummy_run") or not self._transaction.active:
                 return execute_model(scheduler_output, *args, **kwargs)
             self._begin(scheduler_output)
             try:
@@ -130,7 +137,7 @@ class Capture:
             finally:
                 self._end()
 
-        self.runner.execute_model = watched
+        self._transaction.set_attribute(self.runner, "execute_model", watched)
 
     def _begin(self, scheduler_output: Any) -> None:
         self._captured.clear()
@@ -241,7 +248,7 @@ def _length(request: Any) -> int:
     return len(request.prompt_token_ids)
 
 
-def batch_order(runner: Any) -> Callable[[], list[str]]:
+def batch_order(runner: Any, transaction: Transaction) -> Callable[[], list[str]]:
     """Return a function that tells the batch's request ids in row order, during a step.
 
     Model runner V1 holds them in ``input_batch.req_ids``. V2 has no ``input_batch``; it sorts
@@ -261,7 +268,7 @@ def batch_order(runner: Any) -> Callable[[], list[str]]:
             latest[0] = list(batch.req_ids)
             return batch
 
-        runner.prepare_inputs = watched
+        transaction.set_attribute(runner, "prepare_inputs", watched)
         return lambda: latest[0]
     raise GuardError(
         f"{type(runner).__module__}.{type(runner).__name__} tells the order of its batch in no way"

@@ -18,24 +18,26 @@ SAMPLE_TOKENS = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.sample_to
 def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> None:
     """Enlist the checks of a plan. Call it after the adapters, so that checks see what they did.
 
+    All of them belong to the driver: it builds the generator, adds the requests and asks the workers.
     ``report_rank`` runs in each worker and returns what is in force there.
     """
     from vllm_compat.analysis.environment import preprocessing_of
     from vllm_compat.checks import batch, dataset, ranks
 
-    transaction.owned_by("guard")
+    of_batch = transaction.owned_by("check: batch")
     module, _, cls = plan.roles.generator.partition(":")
-    transaction.wrap(f"{module}:{cls}.__init__", batch.while_building(plan))
-    transaction.wrap(
+    of_batch.wrap(f"{module}:{cls}.__init__", batch.while_building(plan))
+    of_batch.wrap(
         f"{module}:{cls}.generate",
         batch.checked_generate(
             everything="worker.capture" not in plan.adapters, canary=plan.environment.canary
         ),
     )
-    transaction.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", batch.book_request)
+    of_batch.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", batch.book_request)
     if (place := preprocessing_of(plan.environment)) is not None:
-        dataset.install(transaction, place)
+        dataset.install(transaction.owned_by("check: dataset"), place)
     executor = "vllm.v1.executor.multiproc_executor:MultiprocExecutor"
     if SAMPLE_TOKENS in plan.guarded:
-        transaction.wrap(f"{executor}.sample_tokens", batch.grammar_or_none)
-    transaction.wrap(f"{executor}.__init__", ranks.compared(plan, report_rank))
+        of_batch.wrap(f"{executor}.sample_tokens", batch.grammar_or_none)
+    of_ranks = transaction.owned_by("check: ranks")
+    of_ranks.wrap(f"{executor}.__init__", ranks.compared(plan, report_rank))

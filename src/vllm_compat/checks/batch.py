@@ -6,14 +6,11 @@ every result before the caller gets it.
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import sys
 import time
-import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -57,7 +54,6 @@ def while_building(plan: Plan) -> Wrapper:
             run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
             raise
         heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
-        _shut_down_at_exit(instance)
         return result
 
     return build
@@ -71,23 +67,6 @@ def _ranks(construct: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
         given = dict(kwargs)
     ranks = given.get("tensor_parallel_size", 1)
     return ranks if isinstance(ranks, int) else 1
-
-
-def _shut_down_at_exit(generator: Any) -> None:
-    """End a generator's workers before the interpreter takes itself apart.
-
-    Otherwise the generator's ``__del__`` does it, among modules that are gone already, and prints
-    errors that say nothing of the run.
-    """
-    reference = weakref.ref(generator)
-
-    def shut_down() -> None:
-        executor = getattr(reference(), "executor", None)
-        if executor is not None and run_record.is_ours():
-            with suppress(Exception):
-                executor.shutdown()
-
-    atexit.register(shut_down)
 
 
 def book_request(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

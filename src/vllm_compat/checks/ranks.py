@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.checks import misread
 from vllm_compat.errors import GuardError
-from vllm_compat.runtime import context, env
+from vllm_compat.runtime import context, env, run
+from vllm_compat.runtime.engines import Engines
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -31,10 +32,12 @@ def compared(plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> Wrappe
         result = wrapped(*args, **kwargs)
         if ours:
             try:
-                compare_ranks(instance.collective_rpc(report_rank), plan.digest, os.environ)
+                reports = instance.collective_rpc(report_rank)
+                compare_ranks(reports, plan.digest, os.environ)
             except Exception:
                 instance.shutdown()
                 raise
+            run.current().part(Engines).add(instance, reports)
         return result
 
     return started

@@ -1,7 +1,13 @@
 """What is in force in this process: ``apply``, ``revert``, ``status`` and the plugin's half.
 
-State belongs to a process id. A forked child inherits the patches of its parent and adopts them; a
-spawned one reads the plan from the environment and makes them anew.
+The process that makes the plan is the *driver*. One that takes a published plan over is a *worker*: of
+the adapters, checks and features it has only those that belong there. A spawned worker installs them; a
+forked one has inherited all of the driver's and takes back what is the driver's alone. A forked process
+that never takes the plan over (of ``datasets.map``) keeps what it has inherited. A worker that turns out
+to be another driver, because it builds a generator or a dataset of its own (a program that the launched
+program has started), becomes one in that moment.
+
+What is held for a run stands in :mod:`vllm_compat.runtime.run`.
 """
 
 from __future__ import annotations
@@ -17,8 +23,10 @@ from typing import Any
 
 from vllm_compat.analysis.plan import Plan, loads
 from vllm_compat.errors import IncompatibleError, PatchError, UsageError
-from vllm_compat.runtime import env, run_record
+from vllm_compat.runtime import env, run, run_record
+from vllm_compat.runtime.engines import Engines, RankStatus
 from vllm_compat.runtime.patching import Patch, Transaction
+from vllm_compat.runtime.run import DRIVER, FORKED, WORKER, Run
 
 
 @dataclass(frozen=True)
@@ -38,18 +46,9 @@ class _Options:
         )
 
 
-@dataclass
-class _State:
-    pid: int
-    plan: Plan
-    transaction: Transaction
-    asked: _Options
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True)
 class PatchStatus:
-    """One patch: its adapter or guard, what it changes, and its state."""
+    """One patch: its adapter, feature or check (``check: NAME``), what it changes, and its state."""
 
     owner: str
     target: str
@@ -62,7 +61,9 @@ class Status:
 
     ``in_force`` is False before ``apply()`` and after ``revert()``; ``plan`` is None then.
     ``seconds`` is what planning and patching took. ``left`` are patches that ``revert()`` could not
-    take out of the chain because somebody has wrapped over them; they do nothing any more.
+    take out of the chain because somebody has wrapped over them; they do nothing any more. ``ranks``
+    says what ``revert()`` has come to in the workers of each engine that was alive. ``role`` is
+    ``driver``, ``worker``, or ``forked`` for a copy of one of them; ``features`` are those in force.
     """
 
     in_force: bool
@@ -71,11 +72,15 @@ class Status:
     patches: tuple[PatchStatus, ...] = ()
     left: tuple[PatchStatus, ...] = field(default=())
     seconds: float = 0.0
+    ranks: tuple[RankStatus, ...] = ()
+    role: str = ""
+    features: tuple[str, ...] = ()
 
 
 _lock = threading.RLock()
-_state: _State | None = None
-_error: str | None = None
+
+_OWN_DRIVER = "driver of its own"
+"""Owner of what lets a worker become a driver."""
 
 
 def apply(
@@ -99,7 +104,8 @@ def apply(
         transfer: ``auto`` for memory that worker and driver share, ``rpc`` for pickled replies.
         canary: Repeat prompts of the first batch alone and mixed with others, and refuse to go on
             unless their rows agree.
-        without: Adapters to leave out although they are needed, to see what they are good for.
+        without: Adapters and features to leave out by their names: an adapter although it is needed, to
+            see what it is good for; a feature because its change of behaviour is not wanted.
 
     Returns:
         What is in force: ``plan`` with the adapters and the reason of each, ``patches`` one by one,
@@ -117,19 +123,17 @@ def apply(
         >>> vllm_compat.apply(canary=True)
         >>> from speculators.data_generation import VllmHiddenStatesGenerator
     """
-    global _error
     asked = _Options(downstream, capture, transfer, canary, tuple(sorted(set(without))))
     with _lock:
-        if _state is not None and _state.transaction.active:
-            _same(_state.asked, asked)
-            _state.pid = os.getpid()  # inherited by fork, patches and all
+        if run.current().in_force:
+            _same(run.current().asked, asked)
             return status()
         begin = time.perf_counter()
         inherited = env.plan_from_environment(os.environ)
         if inherited is not None:
             plan = loads(inherited)
             _same(_options_of(plan), asked)
-            _force(plan, asked, begin)
+            _force(plan, asked, begin, WORKER)
         else:
             plan = plan_installed(
                 downstream=downstream,
@@ -142,14 +146,14 @@ def apply(
             shut = env.allow_list_shuts_us_out(os.environ)
             if shut:
                 raise IncompatibleError(shut)
-            _force(plan, asked, begin)
+            _force(plan, asked, begin, DRIVER)
             try:
                 env.publish_plan(plan.dumps())
                 run_record.open_for(plan)
             except BaseException:
                 revert()
                 raise
-        _error = None
+        run.current().error = None
         return status()
 
 
@@ -181,8 +185,10 @@ def plan_installed(
 def adopt(text: str) -> None:
     """Put the parent's plan in force in this process: the plugin's and the bootstrap's half."""
     with _lock:
-        if _state is not None and _state.transaction.active:
-            _state.pid = os.getpid()  # inherited by fork, patches and all
+        mine = run.current()
+        if mine.in_force:
+            if mine.role == FORKED:
+                _become_worker(mine)
             return
         begin = time.perf_counter()
         plan = loads(text)
@@ -190,19 +196,23 @@ def adopt(text: str) -> None:
             raise PatchError(
                 f"the plan is for Python {plan.environment.python}, this process runs {python}"
             )
-        _force(plan, _options_of(plan), begin)
+        _force(plan, _options_of(plan), begin, WORKER)
 
 
 def remember(error: str) -> None:
     """Keep why this process is not patched; the driver asks before the first batch."""
-    global _error
-    _error = error
+    run.current().error = error
 
 
 def revert() -> Status:
     """Take every patch of this process back and shut the door for later children.
 
-    Without anything in force it changes nothing. Worker processes that run already keep theirs.
+    Without anything in force it changes nothing.
+
+    In the driver, the workers of each engine that is alive are asked to take theirs back too, with one
+    message and a few seconds to answer it; what came of it is in ``ranks``. The generators of these
+    engines refuse further calls, whatever their workers have answered: nobody would check the rows. All
+    that was held for the run is forgotten, so that a later ``apply()`` begins as the first one did.
 
     Returns:
         The status after it; ``left`` names patches that others have wrapped over.
@@ -213,14 +223,17 @@ def revert() -> Status:
     Example:
         >>> assert not vllm_compat.revert().left
     """
-    global _state
     with _lock:
         env.withdraw_plan()
-        if _state is None:
+        mine = run.current()
+        if mine.transaction is None:
             return Status(in_force=False, pid=os.getpid())
-        left = _state.transaction.revert()
-        _state = None
-        return Status(in_force=False, pid=os.getpid(), left=tuple(map(_describe, left)))
+        ranks: tuple[RankStatus, ...] = ()
+        if mine.role == DRIVER and (engines := mine.find(Engines)) is not None:
+            ranks = engines.take_back(revert_rank)
+        left = mine.transaction.revert()
+        run.end()
+        return Status(in_force=False, pid=os.getpid(), left=tuple(map(_describe, left)), ranks=ranks)
 
 
 def status() -> Status:
@@ -239,31 +252,48 @@ def status() -> Status:
         ...     print(patch.owner, patch.target, patch.state)
     """
     with _lock:
-        if _state is None or not _state.transaction.active:
+        mine = run.current()
+        if not mine.in_force:
             return Status(in_force=False, pid=os.getpid())
+        assert mine.transaction is not None
         return Status(
             in_force=True,
-            pid=os.getpid(),
-            plan=_state.plan,
-            patches=tuple(map(_describe, _state.transaction.patches)),
-            seconds=_state.seconds,
+            pid=mine.pid,
+            plan=mine.plan,
+            patches=tuple(map(_describe, mine.transaction.patches)),
+            seconds=mine.seconds,
+            role=mine.role,
+            features=mine.features,
         )
 
 
 def report_rank(worker: Any) -> dict[str, Any]:
     """Return what this worker process has in force; runs in the worker, sent by the driver."""
+    with _lock:
+        mine = run.current()
+        if mine.in_force and mine.role == FORKED:
+            _become_worker(mine)  # vLLM loads no plugin in a worker whose parent has loaded them
     return {"rank": getattr(worker, "rank", None), "pid": os.getpid(), **report()}
+
+
+def revert_rank(worker: Any) -> dict[str, Any]:
+    """Take the patches of this worker process back; runs in the worker, sent by the driver."""
+    left: list[str] = []
+    if run.current().role != DRIVER:  # an executor without processes of its own runs in the driver
+        left = [patch.target for patch in revert().left]
+    return {"rank": getattr(worker, "rank", None), "pid": os.getpid(), "left": left}
 
 
 def report() -> dict[str, Any]:
     """Return this process's part of a rank's report: plan digest, patches, error."""
-    if _state is None:
-        return {"digest": None, "patches": [], "error": _error}
-    transaction = _state.transaction
+    mine = run.current()
+    if mine.transaction is None or mine.plan is None:
+        return {"digest": None, "patches": [], "error": mine.error}
+    transaction = mine.transaction
     return {
-        "digest": _state.plan.digest if transaction.active else None,
+        "digest": mine.plan.digest if transaction.active else None,
         "patches": [(p.owner, p.target, p.state) for p in transaction.patches],
-        "error": transaction.failure or _error or _missed(transaction),
+        "error": transaction.failure or mine.error or _missed(transaction),
     }
 
 
@@ -275,29 +305,93 @@ def _missed(transaction: Transaction) -> str | None:
     return None
 
 
-def _force(plan: Plan, asked: _Options, begin: float) -> None:
-    """Patch, all or nothing; the state is set last."""
-    global _state
-    from vllm_compat import checks, features
-    from vllm_compat.adapters import by_name
+def _force(plan: Plan, asked: _Options, begin: float, role: str) -> None:
+    """Patch, all or nothing; the run holds it last."""
+    from vllm_compat import features
 
+    if run.current().transaction is not None:
+        run.end()  # of a run that a later import has ended
+    mine = run.current()
     # With a patch that fails later, children must not get the plan either.
     transaction = Transaction(on_failure=env.withdraw_plan)
     try:
-        for step in plan.steps:
-            by_name(step.adapter).install(transaction.owned_by(step.adapter), plan)
-        checks.install(transaction, plan, report_rank)
-        features.install(transaction, plan)
-    except PatchError:
+        _install(transaction, plan, role)
+    except BaseException as error:
         transaction.revert()
-        raise
-    except Exception as error:
-        transaction.revert()
+        run.end()
+        if isinstance(error, PatchError) or not isinstance(error, Exception):
+            raise
         raise PatchError(f"A patch failed, everything has been taken back: {error}") from error
-    except BaseException:
-        transaction.revert()
-        raise
-    _state = _State(os.getpid(), plan, transaction, asked, time.perf_counter() - begin)
+    mine.plan, mine.transaction, mine.asked, mine.role = plan, transaction, asked, role
+    mine.features = features.in_force(plan)
+    mine.seconds = time.perf_counter() - begin
+
+
+def _install(transaction: Transaction, plan: Plan, role: str, leave: Collection[str] = ()) -> None:
+    """Enlist what belongs to a process of this role; ``leave`` is in force already."""
+    from vllm_compat import checks, features
+    from vllm_compat.adapters import by_name
+
+    for step in plan.steps:
+        if role in step.processes and step.adapter not in leave:
+            by_name(step.adapter).install(transaction.owned_by(step.adapter), plan)
+    if role == DRIVER:
+        checks.install(transaction, plan, report_rank)
+    features.install(transaction, plan, role, leave)
+    if role == WORKER and _OWN_DRIVER not in leave:
+        _let_it_drive(transaction.owned_by(_OWN_DRIVER), plan)
+
+
+def _become_worker(mine: Run) -> None:
+    """Take back what is the driver's alone: this process is its copy, and has taken its plan over."""
+    from vllm_compat import features
+
+    assert mine.transaction is not None
+    assert mine.plan is not None
+    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes}
+    stay.update(f.name for f in features.registry() if WORKER in f.processes)
+    stay.add(_OWN_DRIVER)
+    patches = mine.transaction.patches
+    mine.transaction.take_back([patch for patch in patches if patch.owner not in stay])
+    _install(mine.transaction, mine.plan, WORKER, {patch.owner for patch in patches})
+    mine.role = WORKER
+
+
+def _let_it_drive(transaction: Transaction, plan: Plan) -> None:
+    """Let this worker become a driver when it builds a generator, or a dataset for step 1."""
+    from vllm_compat.analysis.environment import preprocessing_of
+
+    def wrap(target: str) -> None:
+        module, _, path = target.partition(":")
+
+        def first(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not _drive():
+                return wrapped(*args, **kwargs)
+            # What has just been put around it must see this very call.
+            found: Any = sys.modules[module]
+            for part in path.split("."):
+                found = getattr(found, part)
+            return found(*args, **kwargs) if instance is None else found(instance, *args, **kwargs)
+
+        transaction.wrap(target, first)
+
+    if plan.roles.generator:
+        wrap(f"{plan.roles.generator}.__init__")
+    if (place := preprocessing_of(plan.environment)) is not None:
+        wrap(place.dataset)
+
+
+def _drive() -> bool:
+    """Make this worker a driver; return whether it was none."""
+    with _lock:
+        mine = run.current()
+        if mine.role not in (WORKER, FORKED) or mine.transaction is None or mine.plan is None:
+            return False
+        mine.role = DRIVER
+        _install(
+            mine.transaction, mine.plan, DRIVER, {patch.owner for patch in mine.transaction.patches}
+        )
+        return True
 
 
 def _options_of(plan: Plan) -> _Options:

@@ -39,7 +39,6 @@ def _listen(*, program: bool) -> None:
 
     heartbeat.listen()
     if program:
-        heartbeat.report_uncaught()
         heartbeat.phase("starting", role="program")
 
 

@@ -1,34 +1,57 @@
-"""Features: changes of behaviour that no drift asks for, so that nothing is lost in a long run."""
+"""Features: changes of behaviour that no drift asks for, so that nothing is lost in a long run.
+
+Each is an object with a header (:class:`vllm_compat.features.base.Feature`), stands in the register and
+in ``status()`` under its name, and can be left out by it (``apply(without=…)``).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from functools import cache
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
+    from vllm_compat.features.base import Feature
     from vllm_compat.runtime.patching import Transaction
 
 
-def install(transaction: Transaction, plan: Plan) -> None:
-    """Enlist the features. Call it after the checks: what comes before a batch comes before all."""
-    from vllm_compat.features import atomic_save, resume_samples
-    from vllm_compat.runtime import env, heartbeat
+@cache
+def registry() -> tuple[Feature, ...]:
+    """Return all features, in the order in which they are put in.
 
-    transaction.owned_by("guard")
-    module, _, cls = plan.roles.generator.partition(":")
-    transaction.wrap(f"{module}:{cls}.generate", _before_a_batch)
-    atomic_save.install(transaction)
-    heartbeat.install(transaction)
-    told = env.resume_notes()
-    if told is not None:
-        resume_samples.install(transaction, plan, told)
+    What comes later stands around what comes earlier: a kept sample is answered before anything waits,
+    and after the wait a batch that could not be saved is refused.
+    """
+    from vllm_compat.features.atomic_save import AtomicSave
+    from vllm_compat.features.progress import Progress
+    from vllm_compat.features.resume_samples import ResumeSamples
+    from vllm_compat.features.save_backlog import SaveBacklog
+    from vllm_compat.features.shut_down import ShutDown
+
+    return ShutDown(), AtomicSave(), SaveBacklog(), Progress(), ResumeSamples()
 
 
-def _before_a_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Refuse a batch that could not be saved, and let it wait while too much waits to be saved."""
-    from vllm_compat.features import atomic_save, save_backlog
+def names() -> tuple[str, ...]:
+    """Return the names of all features."""
+    return tuple(feature.name for feature in registry())
 
-    atomic_save.refuse_after_failure()
-    if save_backlog.wait_for_saves():
-        atomic_save.refuse_after_failure()
-    return wrapped(*args, **kwargs)
+
+def install(transaction: Transaction, plan: Plan, role: str, leave: Collection[str] = ()) -> None:
+    """Enlist the features of a plan that belong to a process of this role.
+
+    Call it after the checks: what comes before a batch comes before all. ``leave`` names features that
+    are in force already.
+    """
+    for feature in registry():
+        if role in feature.processes and feature.name not in leave and _is_on(feature, plan):
+            feature.install(transaction.owned_by(feature.name), plan, role)
+
+
+def in_force(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the features that are in force with a plan, in one of its processes."""
+    return tuple(feature.name for feature in registry() if _is_on(feature, plan))
+
+
+def _is_on(feature: Feature, plan: Plan) -> bool:
+    return feature.name not in plan.switched_off and feature.applies(plan)

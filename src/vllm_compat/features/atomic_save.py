@@ -5,7 +5,7 @@ resumes behind the highest number that it finds. A run that ends in between leav
 whole one behind a missing one, and neither is ever made again. And a save that fails says so only
 when the program asks for its result: after the last batch.
 
-The guard here is bound to ``torch.save`` of a sample (a mapping with ``hidden_states``) to such a
+What is wrapped is bound to ``torch.save`` of a sample (a mapping with ``hidden_states``) to such a
 name, in the downstream's driver, and to nothing else. The sample goes into ``.data_<i>.pt.part``
 first, a name that neither the script nor a trainer takes for a sample, and gets its own name when it
 is whole and the one before it is there. So whatever ends the run, the folder holds an unbroken row of
@@ -30,9 +30,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import GuardError
-from vllm_compat.runtime import run_record
+from vllm_compat.features.base import Feature
+from vllm_compat.runtime import run, run_record
 
 if TYPE_CHECKING:
+    from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Transaction
 
 SAMPLE = re.compile(r"data_(\d+)\.pt")
@@ -69,14 +71,41 @@ class _Folder:
     strangers: int = 0
 
 
-_folders: dict[str, _Folder] = {}
-_changed = threading.Condition()
-_failure = ""
+class Saves:
+    """All saves of one run."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, _Folder] = {}
+        self.changed = threading.Condition()
+        self.failure = ""
 
 
-def install(transaction: Transaction) -> None:
-    """Enlist the guard of ``torch.save``."""
-    transaction.wrap("torch:save", _save)
+class AtomicSave(Feature):
+    """Save samples whole or not at all, in the order of their numbers."""
+
+    name = "atomic_save"
+    does = (
+        "Writes a sample to .data_<i>.pt.part and gives it its name when it is whole and the one before"
+        " it is there. After a save that failed nothing behind it is put in place, and the next batch is"
+        " refused."
+    )
+    why = (
+        "The offline script saves in place, from four threads, and resumes behind the highest number: a"
+        " run that is killed leaves torn files and gaps that are never made again, and a save that fails"
+        " is told after the last batch."
+    )
+    targets = ("torch.save", "VllmHiddenStatesGenerator.generate")
+
+    def install(self, transaction: Transaction, plan: Plan, role: str) -> None:
+        """Enlist the wrappers of ``torch.save`` and of the generator."""
+        transaction.wrap("torch:save", _save)
+        module, _, cls = plan.roles.generator.partition(":")
+        transaction.wrap(f"{module}:{cls}.generate", _before_a_batch)
+
+
+def _before_a_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    refuse_after_failure()
+    return wrapped(*args, **kwargs)
 
 
 def refuse_after_failure() -> None:
@@ -85,8 +114,9 @@ def refuse_after_failure() -> None:
     Raises:
         GuardError: Says which sample could not be saved, and why.
     """
-    if _failure and run_record.is_ours():
-        raise GuardError(f"No further batch is extracted: {_failure}")
+    saves = run.current().find(Saves)
+    if saves is not None and saves.failure and run_record.is_ours():
+        raise GuardError(f"No further batch is extracted: {saves.failure}")
 
 
 def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,30 +135,31 @@ def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, 
         args = (args[0], part, *args[2:])
     else:
         kwargs = {**kwargs, "f": part}
-    with _changed:
-        state = _folders.setdefault(folder, _Folder())
+    saves = run.current().part(Saves)
+    with saves.changed:
+        state = saves.folders.setdefault(folder, _Folder())
         state.writing.add(index)
     try:
         result = wrapped(*args, **kwargs)
-        _publish(state, index, folder)
+        _publish(saves, state, index, folder)
         run_record.saved(path)
         return result
     except BaseException as error:
         with suppress(OSError):
             os.unlink(part)
-        raise _failed(state, index, path, error) from error
+        raise _failed(saves, state, index, path, error) from error
     finally:
-        with _changed:
+        with saves.changed:
             state.writing.discard(index)
-            _changed.notify_all()
+            saves.changed.notify_all()
 
 
-def _publish(state: _Folder, index: int, folder: str) -> None:
+def _publish(saves: Saves, state: _Folder, index: int, folder: str) -> None:
     """Give a whole sample its name, once those before it have theirs."""
     name = f"data_{index}.pt"
     before = os.path.join(folder, f"data_{index - 1}.pt")
     deadline = time.monotonic() + PATIENCE
-    with _changed:
+    with saves.changed:
         while True:
             if state.failed is not None and state.failed < index:
                 raise GuardError(
@@ -136,7 +167,7 @@ def _publish(state: _Folder, index: int, folder: str) -> None:
                     " highest number that it finds, so nothing is saved behind it."
                 )
             if any(other < index for other in state.writing):
-                _changed.wait()
+                saves.changed.wait()
                 continue
             if index == 0 or state.strangers >= STRANGERS or os.path.exists(before):
                 break
@@ -144,19 +175,18 @@ def _publish(state: _Folder, index: int, folder: str) -> None:
             if patience <= 0:
                 state.strangers += 1  # the first of a row that begins here, or no row at all
                 break
-            _changed.wait(patience)
+            saves.changed.wait(patience)
         os.replace(os.path.join(folder, part_of(name)), os.path.join(folder, name))
         state.writing.discard(index)
-        _changed.notify_all()
+        saves.changed.notify_all()
     for old in (torn_of(name), kept_of(name)):
         with suppress(OSError):
             os.unlink(os.path.join(folder, old))
 
 
-def _failed(state: _Folder, index: int, path: str, error: BaseException) -> BaseException:
+def _failed(saves: Saves, state: _Folder, index: int, path: str, error: BaseException) -> BaseException:
     """Note a save that failed, and return what is to be raised."""
-    global _failure
-    with _changed:
+    with saves.changed:
         if state.failed is None or index < state.failed:
             state.failed = index
     if not isinstance(error, Exception):
@@ -174,8 +204,7 @@ def _failed(state: _Folder, index: int, path: str, error: BaseException) -> Base
         f"{name} could not be saved to {folder}: {cause}. The folder holds whole files up to the one"
         " before it."
     )
-    first = not _failure
-    if first:
-        _failure = sentence
+    if not saves.failure:
+        saves.failure = sentence
         run_record.fail_saving(sentence)
     return GuardError(sentence)

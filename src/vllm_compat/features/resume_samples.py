@@ -5,9 +5,9 @@ run, or an accident, has left torn or missing in the middle are so never made ag
 at the folder before the program starts: a torn file is set aside, and whole files behind the first gap
 are kept under another name, so that the script resumes at the gap. When it comes to a prompt whose
 whole file is kept, the generator's answer is read from that file instead of computed
-(:func:`install`), if it holds the very tokens of the prompt.
+(:class:`ResumeSamples`), if it holds the very tokens of the prompt.
 
-Everything here but :func:`install` runs in the launcher and needs the standard library only.
+Everything else here runs in the launcher and needs the standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import GuardError, UsageError
 from vllm_compat.features.atomic_save import SAMPLE, kept_of, torn_of
-from vllm_compat.runtime import run_record
+from vllm_compat.features.base import Feature
+from vllm_compat.runtime import env, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -179,17 +180,36 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def install(transaction: Transaction, plan: Plan, told: str) -> None:
-    """Enlist the answers that kept files give; ``told`` is what :func:`tell` wrote.
+class ResumeSamples(Feature):
+    """Make torn and missing samples again, and only them."""
 
-    In force outside of every other change of ``generate``: what is left of a batch goes through all
-    of them.
-    """
-    given = json.loads(told)
-    answers = _Kept(Path(given["folder"]), int(given["next"]))
-    transaction.owned_by("guard")
-    module, _, cls = plan.roles.generator.partition(":")
-    transaction.wrap(f"{module}:{cls}.generate", answers.generate)
+    name = "resume_samples"
+    does = (
+        "Before the program starts, sets torn samples of its output folder aside and whole ones behind"
+        " the first gap too, so that the script resumes at the gap; answers generate() from such a file"
+        " when it holds the very tokens of the prompt."
+    )
+    why = (
+        "The offline script resumes behind the highest number, so that what an earlier run has left torn"
+        " or missing is never made again."
+    )
+    targets = ("the output folder of the offline script", "VllmHiddenStatesGenerator.generate")
+    needs_launcher = True
+
+    def applies(self, plan: Plan) -> bool:
+        """Whether the launcher has set samples aside."""
+        return bool(plan.roles.generator) and env.resume_notes() is not None
+
+    def install(self, transaction: Transaction, plan: Plan, role: str) -> None:
+        """Enlist the answers that kept files give.
+
+        In force outside of every other change of ``generate``: what is left of a batch goes through all
+        of them.
+        """
+        given = json.loads(env.resume_notes() or "")  # what :func:`tell` wrote
+        answers = _Kept(Path(given["folder"]), int(given["next"]))
+        module, _, cls = plan.roles.generator.partition(":")
+        transaction.wrap(f"{module}:{cls}.generate", answers.generate)
 
 
 def tell(folder: Folder) -> str:

@@ -20,10 +20,15 @@ from collections.abc import Iterable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_compat.capture.slabs import machine_memory
-from vllm_compat.runtime import heartbeat, run_record
+from vllm_compat.features.base import Feature
+from vllm_compat.runtime import heartbeat, run, run_record
+
+if TYPE_CHECKING:
+    from vllm_compat.analysis.plan import Plan
+    from vllm_compat.runtime.patching import Transaction
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +49,8 @@ def bound() -> int:
 
 class Backlog:
     """Tensors in submitted work that has not ended, of all thread pools of this process."""
+
+    section = "saving"
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -95,28 +102,63 @@ class Backlog:
             size for pool, size in self._waiting.values() if me not in getattr(pool, "_threads", ())
         )
 
+    def facts(self) -> dict[str, Any]:
+        """Return the bound, the most bytes that waited to be saved, and how long batches waited."""
+        return {
+            "bound_bytes": bound(),
+            "most_bytes": self.most,
+            "waited_seconds": round(self.seconds, 2),
+        }
 
-_backlog = Backlog()
+
+class SaveBacklog(Feature):
+    """Let the next batch wait while too many results wait to be saved."""
+
+    name = "save_backlog"
+    does = (
+        "Lets generate() begin only while at most 2 GiB of tensors (an eighth of the memory where that"
+        " is less) lie in work that was submitted to thread pools and has not ended. Results that a"
+        " caller keeps do not count."
+    )
+    why = (
+        "The offline script hands each sample to a thread pool whose queue has no bound: where the disk"
+        " is slower than the extraction, results pile up in the host's memory until the run is killed"
+        " (records/gpu/h200-save-backlog.json)."
+    )
+    targets = (
+        "concurrent.futures.ThreadPoolExecutor.submit",
+        "VllmHiddenStatesGenerator.generate",
+    )
+
+    def install(self, transaction: Transaction, plan: Plan, role: str) -> None:
+        """Enlist the count of what is submitted, and the wait before each batch."""
+        run.current().part(Backlog)
+        transaction.wrap("concurrent.futures.thread:ThreadPoolExecutor.submit", submit)
+        module, _, cls = plan.roles.generator.partition(":")
+        transaction.wrap(f"{module}:{cls}.generate", _before_a_batch)
+
+
+def _before_a_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    wait_for_saves()
+    return wrapped(*args, **kwargs)
 
 
 def submit(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Submit, and count what tensors are handed over: the wrapper of ``ThreadPoolExecutor.submit``."""
     future = wrapped(*args, **kwargs)
     if run_record.is_ours() and (size := tensor_bytes((args, kwargs))):
-        _backlog.add(instance, future, size)
+        run.current().part(Backlog).add(instance, future, size)
     return future
 
 
 def wait_for_saves() -> bool:
-    """Wait until the next batch may begin, and return whether that took any time.
-
-    Guards ask this before each ``generate()`` call.
-    """
-    if not run_record.is_ours() or _backlog.bytes <= bound():
+    """Wait until the next batch may begin, and return whether that took any time."""
+    backlog = run.current().part(Backlog)
+    if not run_record.is_ours() or backlog.bytes <= bound():
         return False
     heartbeat.note(waiting="waiting for results to be saved")
     try:
-        _backlog.wait(bound())
+        backlog.wait(bound())
     finally:
         heartbeat.note(waiting=None)
     return True
@@ -124,11 +166,7 @@ def wait_for_saves() -> bool:
 
 def facts() -> dict[str, Any]:
     """Return the bound, the most bytes that waited to be saved, and how long batches waited."""
-    return {
-        "bound_bytes": bound(),
-        "most_bytes": _backlog.most,
-        "waited_seconds": round(_backlog.seconds, 2),
-    }
+    return run.current().part(Backlog).facts()
 
 
 def tensor_bytes(value: Any) -> int:

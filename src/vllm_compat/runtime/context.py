@@ -8,10 +8,12 @@ what they captured. Adapters at these places need to know which engine is the do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from vllm_compat.runtime import run
 
 
 def belongs(vllm_config: Any, package: str) -> bool:
@@ -29,7 +31,7 @@ def is_downstream(parallel_config: Any, package: str) -> bool:
     return name.partition(".")[0] == package
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One ``generate()`` call: its generator and the requests it has added so far, in order.
 
@@ -42,25 +44,6 @@ class Call:
     prompts: dict[str, list[int]] = field(default_factory=dict)
 
 
-_current: ContextVar[Call | None] = ContextVar("vllm_compat_call", default=None)
-
-
-def current_call() -> Call | None:
-    """Return the ``generate()`` call that this thread is in, or None."""
-    return _current.get()
-
-
-@contextmanager
-def call_of(generator: Any) -> Iterator[Call]:
-    """Mark the block as one ``generate()`` call of ``generator``."""
-    call = Call(generator)
-    token = _current.set(call)
-    try:
-        yield call
-    finally:
-        _current.reset(token)
-
-
 @dataclass(frozen=True)
 class Build:
     """The construction of one generator: the object, half built, and the model it is for."""
@@ -69,19 +52,82 @@ class Build:
     model_path: str
 
 
-_build: ContextVar[Build | None] = ContextVar("vllm_compat_build", default=None)
+@dataclass(frozen=True)
+class _Now:
+    """What this thread is in the middle of, for one run: a forked child is in the middle of nothing."""
+
+    run: run.Run | None = None
+    call: Call | None = None
+    build: Build | None = None
+    draft: bool = False
+
+
+# A context variable must stand in a module; what it holds names the run that it belongs to.
+_NOTHING = _Now()
+_variable: ContextVar[_Now] = ContextVar("vllm_compat_now", default=_NOTHING)
+
+
+def _now() -> _Now:
+    found, mine = _variable.get(), run.current()
+    return found if found.run is mine else _Now(mine)
+
+
+@contextmanager
+def _while(now: _Now) -> Iterator[None]:
+    token = _variable.set(now)
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+def current_call() -> Call | None:
+    """Return the ``generate()`` call that this thread is in, or None."""
+    return _now().call
+
+
+@contextmanager
+def call_of(generator: Any) -> Iterator[Call]:
+    """Mark the block as one ``generate()`` call of ``generator``."""
+    call, calls = Call(generator), run.current().part(_Calls)
+    calls.under_way.append(call)
+    try:
+        with _while(replace(_now(), call=call)):
+            yield call
+    finally:
+        calls.under_way.remove(call)
+
+
+class _Calls:
+    """The ``generate()`` calls that all threads are in."""
+
+    def __init__(self) -> None:
+        self.under_way: list[Call] = []
+
+
+def is_under_way(generator: Any) -> bool:
+    """Whether any thread is in a ``generate()`` call of this generator."""
+    calls = run.current().find(_Calls)
+    return calls is not None and any(call.generator is generator for call in list(calls.under_way))
 
 
 def current_build() -> Build | None:
     """Return the generator that this thread is constructing, or None."""
-    return _build.get()
+    return _now().build
 
 
 @contextmanager
 def building(generator: Any, model_path: str) -> Iterator[None]:
     """Mark the block as the construction of ``generator`` for ``model_path``."""
-    token = _build.set(Build(generator, model_path))
-    try:
+    with _while(replace(_now(), build=Build(generator, model_path))):
         yield
-    finally:
-        _build.reset(token)
+
+
+def is_making_draft() -> bool:
+    """Whether this thread is making the downstream's draft model."""
+    return _now().draft
+
+
+def making_draft() -> AbstractContextManager[None]:
+    """Mark the block as the making of the downstream's draft model."""
+    return _while(replace(_now(), draft=True))

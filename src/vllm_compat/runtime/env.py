@@ -7,8 +7,6 @@ reaches them is the environment. This module is the only one that knows the vari
 - `VLLM_COMPAT`, set by the launcher to `1`: this process belongs to a launched run.
 - `VLLM_COMPAT_MAIN`, set by the launcher: a JSON object, the keyword arguments for `apply()`. The
   program's own process, which is the first to see it, takes it out of the environment.
-- `VLLM_COMPAT_BOOTSTRAP`, set by the launcher: the folder of the `sitecustomize` that it has put
-  on `PYTHONPATH`.
 - `VLLM_COMPAT_RECORD`, set by the launcher: the file into which the program's own process writes
   a record of the run.
 - `VLLM_COMPAT_STATUS`, set by the launcher: the folder in which each process of the run keeps a file
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 VLLM_COMPAT = "VLLM_COMPAT"
 VLLM_COMPAT_MAIN = "VLLM_COMPAT_MAIN"
-VLLM_COMPAT_BOOTSTRAP = "VLLM_COMPAT_BOOTSTRAP"
 VLLM_COMPAT_RECORD = "VLLM_COMPAT_RECORD"
 VLLM_COMPAT_STATUS = "VLLM_COMPAT_STATUS"
 VLLM_COMPAT_RESUME = "VLLM_COMPAT_RESUME"
@@ -77,7 +74,6 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
         child.pop(name, None)
     child["PYTHONPATH"] = os.pathsep.join([bootstrap, *entries])
     child[VLLM_COMPAT] = "1"
-    child[VLLM_COMPAT_BOOTSTRAP] = bootstrap
     return child
 
 

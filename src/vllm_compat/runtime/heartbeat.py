@@ -13,18 +13,11 @@ A process that has entered also answers a signal (:data:`DUMP`) with the stacks 
 from __future__ import annotations
 
 import os
-import re
 import signal
-import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vllm_compat.runtime import env
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from vllm_compat.runtime.patching import Transaction
+from vllm_compat.runtime import env, run
 
 DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - 2
 """The signal that makes a process write its stacks; nothing else is known to use it."""
@@ -32,10 +25,24 @@ DUMP = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - 2
 LONGEST_CAUSE = 600
 """Characters of an error's text that are kept."""
 
-_TOTAL = re.compile(r"Processing (\d+)/(\d+) samples")
 
-_state: dict[str, Any] = {}
-_stacks: Any = None
+class Said:
+    """What this process has said of itself; the launcher's, so that it outlives a revert."""
+
+    outlives = True
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.stacks: Any = None
+
+    def end(self) -> None:
+        """Forget the error of a run that is over: the next one may have its own."""
+        note(error=None, error_where=None, error_at=None)
+
+
+def said() -> dict[str, Any]:
+    """Return what this process has said of itself."""
+    return run.current().part(Said).fields
 
 
 def note(**fields: Any) -> None:
@@ -44,18 +51,18 @@ def note(**fields: Any) -> None:
     if folder is None:
         return
     now = time.monotonic()
-    if _state.get("pid") != os.getpid():
-        _state.clear()  # inherited by fork
-        _state.update(pid=os.getpid(), entered=now)
-    _state.update(fields, changed=now)
-    for name in [name for name, value in _state.items() if value is None]:
-        del _state[name]
+    state = said()
+    if not state:
+        state.update(pid=os.getpid(), entered=now)
+    state.update(fields, changed=now)
+    for name in [name for name, value in state.items() if value is None]:
+        del state[name]
     import json
 
     path = os.path.join(folder, f"{os.getpid()}.json")
     try:
         with open(f"{path}.new", "w", encoding="utf-8") as file:
-            json.dump(_state, file)
+            json.dump(state, file)
         os.replace(f"{path}.new", path)
     except OSError:
         pass  # a full /tmp must not end a run
@@ -68,7 +75,7 @@ def phase(name: str, **fields: Any) -> None:
 
 def fail(error: BaseException, where: str) -> None:
     """Keep the first error of this process."""
-    if "error" in _state and _state.get("pid") == os.getpid():
+    if "error" in said():
         return
     note(error=describe(error), error_where=where, error_at=time.monotonic())
 
@@ -90,93 +97,14 @@ def listen() -> None:
 
 
 def _register() -> None:
-    global _stacks
     folder = env.status_directory()
     if folder is None:
         return
     import faulthandler
 
     try:
-        _stacks = open(os.path.join(folder, f"{os.getpid()}.stack"), "wb", buffering=0)  # noqa: SIM115
-        faulthandler.register(DUMP, file=_stacks, all_threads=True, chain=False)
+        file = open(os.path.join(folder, f"{os.getpid()}.stack"), "wb", buffering=0)  # noqa: SIM115
+        run.current().part(Said).stacks = file  # it must stay open
+        faulthandler.register(DUMP, file=file, all_threads=True, chain=False)
     except (OSError, AttributeError, RuntimeError, ValueError):
         pass
-
-
-def report_uncaught() -> None:
-    """Keep the error that ends the program's own process."""
-    hook = sys.excepthook
-
-    def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
-        if isinstance(error, Exception):
-            fail(error, "program")
-        hook(kind, error, trace)
-
-    sys.excepthook = excepthook
-
-
-def install(transaction: Transaction) -> None:
-    """Enlist what tells the phases of vLLM's workers and the number of samples.
-
-    The places are vLLM's weight loading (``tqdm`` as ``weight_utils`` names it, one iteration a shard,
-    in every release from 0.11.0 to 0.33.0) and the worker's construction.
-    """
-    if env.status_directory() is None:
-        return
-    transaction.owned_by("guard")
-    executor = "vllm.v1.executor.multiproc_executor"
-    transaction.wrap(f"{executor}:WorkerProc.__init__", _worker, optional=True)
-    loading = "vllm.model_executor.model_loader.weight_utils:tqdm"
-    transaction.wrap(loading, _shards, optional=True)
-    transaction.wrap("logging:Logger.makeRecord", _read_log, optional=True)
-
-
-def _worker(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    phase("starting", role="worker", rank=kwargs.get("rank"))
-    try:
-        result = wrapped(*args, **kwargs)
-    except Exception as error:
-        fail(error, "worker")
-        raise
-    phase("ready")
-    return result
-
-
-def _shards(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    bar = wrapped(*args, **kwargs)
-    if not args and "iterable" not in kwargs:
-        return bar  # counts something else than shards, by hand
-    return _Counted(bar)
-
-
-class _Counted:
-    """A progress bar that also tells the launcher where it is."""
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bar, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        begin = time.monotonic()
-        phase("loading", shards=0, of=getattr(self._bar, "total", None))
-        for count, item in enumerate(self._bar, start=1):
-            yield item
-            note(shards=count, loading_seconds=round(time.monotonic() - begin, 2))
-        phase("loaded")
-
-
-def _read_log(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    record = wrapped(*args, **kwargs)
-    if not isinstance(record.msg, str):
-        return record
-    # speculators' own logger gives the sentence as an argument.
-    said = record.args[0] if isinstance(record.args, tuple) and record.args else record.msg
-    if isinstance(said, str) and (match := _TOTAL.match(said)):
-        note(samples_to_do=int(match[1]), samples_in_all=int(match[2]))
-    # vLLM's worker logs what it meets and answers with a text of its own, or, on other ranks than
-    # the one asked, not at all.
-    elif record.msg.startswith("WorkerProc ") and record.exc_info and record.exc_info[1]:
-        fail(record.exc_info[1], "worker")
-    return record

@@ -1,6 +1,7 @@
 """The only room that changes a process: wrap, wait for an import, supply a module, take back.
 
-A :class:`Transaction` holds every change made for one plan in one process. Targets are written
+A :class:`Transaction` holds every change made for one plan in one process: what is wrapped in modules,
+and what is changed on live objects (a worker's model runner, hooks on its layers). Targets are written
 ``package.module:Class.attribute``. Where the module is imported already the patch goes in at once,
 otherwise in the moment its import ends; a patch that fails then takes back everything and turns
 that import into our error.
@@ -8,6 +9,7 @@ that import into our error.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -15,8 +17,9 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -32,16 +35,29 @@ _MISSING: Any = object()
 class Patch:
     """One change in this process.
 
-    ``owner`` is the adapter or guard it belongs to, ``target`` what it changes, ``state`` one of
-    ``waiting`` (for the import of its module), ``going in``, ``in force``, ``reverted``, ``absent``
-    (an optional target that is not there), ``inert`` (someone wrapped over it, so it stays in the
-    chain but does nothing).
+    ``owner`` is the adapter, feature or check (``check: NAME``) that it belongs to, ``target`` what it
+    changes, ``state`` one of ``waiting`` (for the import of its module), ``going in``, ``in force``,
+    ``reverted``, ``absent`` (an optional target that is not there), ``inert`` (someone wrapped over it,
+    so it stays in the chain but does nothing).
     """
 
     owner: str
     target: str
     state: str = "waiting"
     undo: Callable[[], str] | None = None
+    on: bool = True
+    """Off once it has been taken back, for what had to stay in the chain."""
+
+
+@dataclass
+class _Held:
+    """What all views of one transaction share."""
+
+    on_failure: Callable[[], None] | None
+    patches: list[Patch] = field(default_factory=list)
+    active: bool = True
+    failure: str | None = None
+    lock: Any = field(default_factory=threading.RLock)
 
 
 class Transaction:
@@ -52,18 +68,29 @@ class Transaction:
     """
 
     def __init__(self, on_failure: Callable[[], None] | None = None) -> None:
-        self.on_failure = on_failure
-        self.patches: list[Patch] = []
-        self.active = True
-        self.failure: str | None = None
+        self._held = _Held(on_failure)
         self._owner = "?"
-        self._lock = threading.RLock()
-        self._finders: list[_SuppliedModules] = []
 
     def owned_by(self, owner: str) -> Transaction:
-        """Say whose the next patches are; returns self."""
-        self._owner = owner
-        return self
+        """Return the same transaction for the patches of one owner; it may be kept for later ones."""
+        view = Transaction.__new__(Transaction)
+        view._held, view._owner = self._held, owner
+        return view
+
+    @property
+    def patches(self) -> list[Patch]:
+        """All patches, in the order in which they were enlisted."""
+        return self._held.patches
+
+    @property
+    def active(self) -> bool:
+        """Whether nothing has taken everything back."""
+        return self._held.active
+
+    @property
+    def failure(self) -> str | None:
+        """Whose patch failed, and why; None where none did."""
+        return self._held.failure
 
     def wrap(
         self,
@@ -153,7 +180,6 @@ class Transaction:
         patch = Patch(self._owner, f"{name}:*")
         finder = _SuppliedModules(name, make)
         sys.meta_path.append(finder)
-        self._finders.append(finder)
 
         def undo() -> str:
             if finder in sys.meta_path:
@@ -170,22 +196,88 @@ class Transaction:
         patch.state = "in force"
         self.patches.append(patch)
 
+    def set_attribute(self, obj: Any, name: str, value: Any, target: str = "") -> Patch:
+        """Give a live object an attribute of its own, until it is taken back.
+
+        In the object's own namespace, whatever its class does on assignment: a module of torch would
+        register a second submodule. Where somebody has put something else there since, it is left
+        alone (``inert``), so a function that is put there must look at :attr:`active` itself.
+        """
+        place = obj if isinstance(obj, type | ModuleType) else None
+        before = vars(obj).get(name, _MISSING)
+
+        def put(what: Any) -> None:
+            if place is not None:
+                delattr(place, name) if what is _MISSING else setattr(place, name, what)
+            elif what is _MISSING:
+                del vars(obj)[name]
+            else:
+                vars(obj)[name] = what
+
+        def undo() -> str:
+            if vars(obj).get(name, _MISSING) is not value:
+                return "inert"
+            put(before)
+            return "reverted"
+
+        put(value)
+        return self.did(target or f"{_kind(obj)}.{name} of one object", undo)
+
+    def hook(self, module: Any, hook: Callable[[Any, Any, Any], Any], target: str = "") -> Patch:
+        """Add a forward hook to a live module of torch, until it is taken back."""
+        handle = module.register_forward_hook(hook)
+        return self.did(target or f"forward hook of one {_kind(module)}", _then(handle.remove))
+
+    def at_exit(self, function: Callable[[], None], target: str) -> Patch:
+        """Let a function be called when the interpreter ends, unless it is taken back before."""
+        atexit.register(function)
+        return self.did(target, _then(lambda: atexit.unregister(function)))
+
+    def did(self, target: str, undo: Callable[[], str]) -> Patch:
+        """Enlist a change that has been made already; ``undo`` takes it back and returns the state.
+
+        After a revert there is nothing to hold it any more, so it is taken back at once.
+        """
+        patch = Patch(self._owner, target, "in force", undo)
+        with self._held.lock:
+            if not self.active:
+                patch.state = undo()
+            self.patches.append(patch)
+        return patch
+
+    @contextmanager
+    def lent(self, obj: Any, name: str, value: Any) -> Iterator[None]:
+        """Give a live object an attribute of its own for the length of a block."""
+        patch = self.set_attribute(obj, name, value)
+        try:
+            yield
+        finally:
+            self.take_back([patch])
+
+    def take_back(self, patches: Collection[Patch]) -> list[Patch]:
+        """Take back some patches for good, last first, and leave the others in force.
+
+        They are in the list no more, but for those that had to stay, inert: these are returned.
+        """
+        with self._held.lock:
+            chosen = {id(patch) for patch in patches}
+            _undo([patch for patch in self.patches if id(patch) in chosen])
+            self.patches[:] = [p for p in self.patches if id(p) not in chosen or p.state == "inert"]
+            return [patch for patch in patches if patch.state == "inert"]
+
     def revert(self) -> list[Patch]:
         """Take everything back, last patch first; return those that had to stay, inert."""
-        with self._lock:
-            self.active = False  # a patch that another thread is putting in sees it, and goes again
-            for patch in reversed(self.patches):
-                if patch.state == "in force" and patch.undo:
-                    patch.state = patch.undo()
-                elif patch.state == "waiting":
-                    patch.state = "reverted"
+        with self._held.lock:
+            # A patch that another thread is putting in sees it, and goes again.
+            self._held.active = False
+            _undo(self.patches)
             return [p for p in self.patches if p.state == "inert"]
 
     def _replace(self, patch: Patch, parent: Any, name: str, raw: Any, wrapper: Wrapper) -> None:
         import wrapt
 
         local = name in vars(parent)
-        ours = wrapt.FunctionWrapper(raw, wrapper, enabled=lambda: self.active)
+        ours = wrapt.FunctionWrapper(raw, wrapper, enabled=lambda: self.active and patch.on)
         setattr(parent, name, ours)
 
         def undo() -> str:
@@ -204,8 +296,8 @@ class Transaction:
         self.patches.append(patch)
 
         def now(module: ModuleType) -> None:
-            with self._lock:
-                if not self.active or patch.state != "waiting":
+            with self._held.lock:
+                if not (self.active and patch.on) or patch.state != "waiting":
                     return
                 patch.state = "going in"
             try:
@@ -215,8 +307,8 @@ class Transaction:
             except Exception as error:
                 patch.state = "reverted"
                 self._fail(patch, error)
-            with self._lock:
-                if not self.active and patch.state == "in force" and patch.undo:
+            with self._held.lock:
+                if not (self.active and patch.on) and patch.state == "in force" and patch.undo:
                     patch.state = patch.undo()
 
         module = _imported(module_name)
@@ -236,14 +328,39 @@ class Transaction:
             wrapt.register_post_import_hook(now, module_name)
 
     def _fail(self, patch: Patch, error: Exception) -> NoReturn:
-        self.failure = f"{patch.owner}: {error}"
+        self._held.failure = f"{patch.owner}: {error}"
         self.revert()
-        if self.on_failure:
-            self.on_failure()
+        if self._held.on_failure:
+            self._held.on_failure()
         raise PatchError(
-            f"Adapter {patch.owner} does not fit this process, so every patch has been taken back:"
+            f"The patch of {patch.owner} does not fit this process, so every patch has been taken back:"
             f" {error}"
         ) from error
+
+
+def _undo(patches: Sequence[Patch]) -> None:
+    """Take patches back, the last one first."""
+    for patch in reversed(patches):
+        patch.on = False
+        if patch.state == "in force" and patch.undo:
+            patch.state = patch.undo()
+        elif patch.state == "waiting":
+            patch.state = "reverted"
+
+
+def _then(function: Callable[[], object]) -> Callable[[], str]:
+    def undo() -> str:
+        function()
+        return "reverted"
+
+    return undo
+
+
+def _kind(obj: Any) -> str:
+    if isinstance(obj, ModuleType):
+        return obj.__name__
+    cls = obj if isinstance(obj, type) else type(obj)
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _imported(name: str) -> ModuleType | None:

@@ -7,14 +7,13 @@ launcher (:func:`vllm_compat.runtime.env.write_record`).
 from __future__ import annotations
 
 import atexit
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.runtime import env, heartbeat
+from vllm_compat.runtime import env, heartbeat, run
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -25,8 +24,9 @@ WRITE_EVERY = 10.0
 
 
 @dataclass
-class _Account:
-    pid: int
+class Account:
+    """What one run has extracted so far."""
+
     plan: Plan
     calls: int = 0
     samples: int = 0
@@ -46,18 +46,19 @@ class _Account:
     saving_failure: str = ""
     transfer: dict[str, Any] = field(default_factory=dict)
 
-
-_account: _Account | None = None
+    def end(self) -> None:
+        """Write the record for the last time."""
+        atexit.unregister(write)
+        with suppress(OSError):
+            write()
 
 
 def open_for(plan: Plan) -> None:
     """Begin the account of a run; it is written when this process ends."""
-    global _account
-    fresh = _account is None
-    _account = _Account(os.getpid(), plan)
+    atexit.unregister(write)
+    run.current().hold(Account(plan))
     write()
-    if fresh:
-        atexit.register(write)
+    atexit.register(write)
 
 
 def is_ours() -> bool:
@@ -65,9 +66,9 @@ def is_ours() -> bool:
     return _ours() is not None
 
 
-def _ours() -> _Account | None:
-    """Return the account where this process keeps it: a forked child inherits its parent's."""
-    return _account if _account is not None and _account.pid == os.getpid() else None
+def _ours() -> Account | None:
+    """Return the account where this process keeps it; a forked child of the driver keeps none."""
+    return run.current().find(Account)
 
 
 def add(results: Sequence[Mapping[str, Any]]) -> None:
@@ -106,7 +107,7 @@ def tell_transfer(how: str, reason: str = "") -> None:
         account.transfer = {"how": how, "reason": reason or None}
 
 
-def _transfer(account: _Account) -> dict[str, Any]:
+def _transfer(account: Account) -> dict[str, Any]:
     if not account.transfer:
         reason = "the executor is not vLLM's MultiprocExecutor"
         if account.plan.environment.transfer == "rpc":
@@ -114,8 +115,16 @@ def _transfer(account: _Account) -> dict[str, Any]:
         elif "worker.capture" not in account.plan.adapters:
             reason = "the downstream's own capture is in force"
         return {"how": "replies", "reason": reason}
-    handover = sys.modules.get("vllm_compat.capture.handover")
-    return {**account.transfer, **(handover.facts() if handover else {})}
+    return {**account.transfer, **_facts("transfer")}
+
+
+def _facts(section: str) -> dict[str, Any]:
+    """Return what the parts of this run have to tell for one section of the record."""
+    found: dict[str, Any] = {}
+    for part in list(run.current().parts.values()):
+        if getattr(part, "section", None) == section:
+            found.update(part.facts())
+    return found
 
 
 def note(sentence: str) -> None:
@@ -163,14 +172,14 @@ def fail_saving(cause: str) -> None:
 
 def summary() -> str:
     """Return what was extracted, in which shape, checked; or what went wrong first."""
-    account = _account
+    account = _ours()
     if account is not None and account.failure:
         cause = account.failure.rstrip(".")
         return f"First cause: {cause}. Before it: {_extracted(account)}."
     return f"{_extracted(account)}." if account else "No hidden states were extracted."
 
 
-def _extracted(account: _Account) -> str:
+def _extracted(account: Account) -> str:
     kept = f"{account.from_files} samples taken from their whole files" if account.from_files else ""
     if not account.samples:
         return kept or "no hidden states were extracted"
@@ -185,7 +194,7 @@ def _extracted(account: _Account) -> str:
     )
 
 
-def _speed(account: _Account) -> float:
+def _speed(account: Account) -> float:
     """Return tokens a second, 0 where there was nothing to measure."""
     seconds = account.last - account.first
     return account.timed_tokens / seconds if seconds > 0 else 0.0
@@ -207,15 +216,15 @@ def write() -> None:
             "vllm": plan.vllm,
             "plan": plan.digest,
             "adapters": {step.adapter: step.reason for step in plan.steps},
+            "features": list(run.current().features),
+            "switched_off": list(plan.switched_off),
             "samples": account.samples,
             "tokens": account.tokens,
             "calls": account.calls,
             "saved": account.saved,
             "from_files": account.from_files,
             "transfer": _transfer(account),
-            "saving": waits.facts()
-            if (waits := sys.modules.get("vllm_compat.features.save_backlog"))
-            else None,
+            "saving": _facts("saving") or None,
             "failure": account.failure or None,
             "extracted": _extracted(account),
             # A program may catch the error of a call and go on; not so where it was the last one.
