@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from vllm_compat import checks
 from vllm_compat.adapters import make_plan
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis import misread
 from vllm_compat.analysis.misread import TABLE, architectures_of, before_loading, of_layer
-from vllm_compat.checks import batch
 from vllm_compat.errors import IncompatibleError
 from vllm_compat.runtime.patching import Transaction
 
@@ -233,8 +233,8 @@ def make_generator(
         case = make_case("speculators_0_4", device=device)
         plan = make_plan(case.contract, case.surface, case.environment)
         object.__setattr__(plan, "vllm", vllm)
-        monkeypatch.setattr(batch, "_vllm", lambda: None)
-        batch.install(transaction, plan)
+        monkeypatch.setattr("vllm_compat.checks.misread._vllm", lambda: None)
+        checks.install(transaction, plan, lambda worker: {})
         module = importlib.import_module(GENERATOR)
         monkeypatch.setattr(module.AutoTokenizer, "from_pretrained", lambda path: 1 / 0)
         if config is not None:

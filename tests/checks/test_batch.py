@@ -357,7 +357,7 @@ def test_the_canarys_own_prompts_are_checked_too(
     monkeypatch.setattr(batch, "check_prompts", lambda given, vocabulary: checked.append(given))
     monkeypatch.setattr(batch, "check_canary", lambda again, prompts, results, routed: again([[2]]))
     generator = make_generator(add_and_answer)
-    wrapper = batch._checked_generate(everything=True, canary=True)
+    wrapper = batch.checked_generate(everything=True, canary=True)
     wrapper(lambda ids: add_and_answer(generator, ids), generator, ([[1], [2, 3]],), {})
     assert checked == [[[1], [2, 3]], [[2]]]
 
