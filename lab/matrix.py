@@ -66,7 +66,6 @@ WITNESSES = {
 ELSEWHERE = frozenset(
     {
         "device.accelerator_name",
-        "generator.save_backlog",
         "tokenizer.offsets",
         "training.verifier_config",
         "training.verifier_norm",

@@ -206,7 +206,7 @@ def _backlog(path: str, record: dict[str, Any]) -> list[str]:
         " saves |",
         "|---|---|---|---|---|---|",
     ]
-    titles = {"bounded": "with the bound", "unbounded": "without `generator.save_backlog`"}
+    titles = {"bounded": "with the bound", "unbounded": "without `save_backlog`"}
     for name, title in titles.items():
         run = record[name]
         lines.append(

@@ -74,10 +74,10 @@ def test_loading_twice_is_loading_once(site: Site) -> None:
 from vllm_compat import plugin
 from vllm_compat.entry import apply as process
 plugin.load()
-import vllm.v1.core.sched.scheduler as s
-first = vars(s.Scheduler)["schedule"]
+from speculators.data_generation.custom_worker import HiddenStatesWorkerExtension as Extension
+first = vars(Extension)["_reset_capture"]
 plugin.load()
-print(vars(s.Scheduler)["schedule"] is first, type(first.__wrapped__).__name__)
+print(vars(Extension)["_reset_capture"] is first, type(first.__wrapped__).__name__)
 """
     done = site.run("-c", code, VLLM_COMPAT_PLAN=plan.strip())
     assert done.stdout.split() == ["True", "function"], done.stderr

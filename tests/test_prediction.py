@@ -30,6 +30,9 @@ RECORDS = Path(__file__).parent.parent / "records"
 
 KNOWN = frozenset(adapter.name for adapter in registry())
 
+FEATURES = frozenset({"generator.save_backlog"})
+"""What records name as adapters, and what has become features since."""
+
 
 @cache
 def own(version: str) -> tuple[str, ...]:
@@ -54,13 +57,13 @@ class Cell:
     def in_force(self) -> set[str] | None:
         """The adapters in force; None where the run was stock's, or ended before there was a plan."""
         plan = self.record.get("plan")
-        return {step["adapter"] for step in plan["steps"]} if plan else None
+        return {step["adapter"] for step in plan["steps"]} - FEATURES if plan else None
 
     @property
     def off(self) -> set[str]:
         """The adapters that were left out."""
         plan = self.record.get("plan") or {}
-        return set(self.record.get("without") or plan.get("switched_off") or ())
+        return set(self.record.get("without") or plan.get("switched_off") or ()) - FEATURES
 
     @property
     def environment(self) -> Environment:
@@ -174,7 +177,7 @@ def test_an_adapter_without_which_a_run_fails_is_named(cell: Cell) -> None:
 
 @each([cell for cell in cells() if "needed" in cell.record])
 def test_the_adapters_named_are_just_those_that_ablation_shows_to_be_needed(cell: Cell) -> None:
-    needed, unshown = set(cell.record["needed"]), set(cell.record["not_shown"])
+    needed, unshown = set(cell.record["needed"]), set(cell.record["not_shown"]) - FEATURES
     assert cell.record["not_needed"] == []
     assert unshown <= ELSEWHERE | set(WITNESSES)
     named = set(plan_now(cell.pair, cell.environment).adapters)

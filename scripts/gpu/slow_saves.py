@@ -52,7 +52,7 @@ def measure(rate: float, batches: int, how: str) -> dict[str, Any]:
     from vllm_compat.commands import bench
     from vllm_compat.features import save_backlog
 
-    without = ["generator.save_backlog"] if how == "unbounded" else []
+    without = ["save_backlog"] if how == "unbounded" else []
     vllm_compat.apply(without=without)
     import wrapt
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator

@@ -282,7 +282,7 @@ def make_generator(
         module = importlib.import_module(GENERATOR)
         module.VllmHiddenStatesGenerator.generate = generate
         checks.install(transaction, plan, apply.report_rank)
-        features.install(transaction, plan)
+        features.install(transaction, plan, "driver")
         generator = object.__new__(module.VllmHiddenStatesGenerator)
         generator.layer_ids = []
         generator.executor = None

@@ -962,7 +962,8 @@ def test_on_a_terminal_the_line_is_written_over(launcher: Launcher, terminal: Te
 
 
 def test_the_programs_own_error_is_the_first_cause(launcher: Launcher) -> None:
-    done = launcher.run(launcher.write("raise ValueError('no such\\ncolumn')"))
+    program = launcher.write("raise ValueError('no such\\ncolumn')")
+    done = launcher.run(program, apply={"progress": True})
     assert done.returncode == 1
     assert re.search(r"First cause: program \(pid \d+\): ValueError: no such column\.", done.stderr)
     assert "Traceback" in done.stderr  # it is still the program's to print

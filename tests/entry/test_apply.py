@@ -114,8 +114,13 @@ def test_status_tells_every_patch_and_its_owner(site: Site) -> None:
     assert held["pid"] is True
     assert 0 < held["seconds"] < 30
     owners = [owner for owner, _, _ in held["patches"]]
-    assert set(owners) == {*held["adapters"], "guard"}
-    assert owners[-1] == "guard", "guards stand outside of the adapters"
+    checks = {"check: batch", "check: ranks"}
+    features = {"shut_down", "atomic_save", "save_backlog"}
+    dataset = {"check: dataset"} & set(owners)
+    assert set(owners) == {*held["adapters"], *checks, *dataset, *features}
+    first = min(owners.index(name) for name in checks)
+    assert set(held["adapters"]) == set(owners[:first]), "checks stand outside of the adapters"
+    assert owners[-1] in features, "features stand outside of the checks"
     assert {state for _, _, state in held["patches"]} == {"waiting"}
     assert after == {**NOTHING, "plan": "None"}
 
@@ -417,9 +422,11 @@ def test_a_forked_child_has_the_patches_once_and_takes_only_its_own_back(site: S
         wrapper = Scheduler.__dict__["schedule"]
         sys.stdout.flush()
         if os.fork() == 0:
+            inherited = Scheduler.__dict__["schedule"] is wrapper
             plugin.load()
             again = vllm_compat.apply()
-            print(json.dumps({{"same": Scheduler.__dict__["schedule"] is wrapper,
+            print(json.dumps({{"inherited": inherited, "role": again.role,
+                "drivers_alone": Scheduler.__dict__["schedule"] is wrapper,
                 "digest": process.report()["digest"] == digest, "error": process.report()["error"],
                 "pid": again.pid == os.getpid(), "left": len(vllm_compat.revert().left),
                 "reverted": Scheduler.__dict__["schedule"] is wrapper.__wrapped__}}), flush=True)
@@ -430,7 +437,9 @@ def test_a_forked_child_has_the_patches_once_and_takes_only_its_own_back(site: S
         """,
     )
     assert child == {
-        "same": True,
+        "inherited": True,
+        "role": "worker",
+        "drivers_alone": False,
         "digest": True,
         "error": None,
         "pid": True,
@@ -506,8 +515,10 @@ import vllm_compat
 def describe(worker):
     from vllm_compat.entry import apply as process
     from {generator} import VllmHiddenStatesGenerator
-    generate = VllmHiddenStatesGenerator.__dict__["generate"]
-    return [worker.rank, os.getpid(), process.report()["digest"], type(generate).__name__]
+    from speculators.data_generation.custom_worker import HiddenStatesWorkerExtension
+    kinds = [type(VllmHiddenStatesGenerator.__dict__["generate"]).__name__,
+        type(HiddenStatesWorkerExtension.__dict__["_setup_hidden_states_capture"]).__name__]
+    return [worker.rank, os.getpid(), process.report()["digest"], kinds]
 
 def main():
     {inside}
@@ -561,7 +572,9 @@ def test_every_rank_holds_the_drivers_plan(site: Site, method: str, parts: dict[
     pid, digest, *config = driver
     assert [rank for rank, *_ in workers] == [0, 1]
     assert len({pid, *(worker_pid for _, worker_pid, *_ in workers)}) == 3
-    assert {(held, kind) for _, _, held, kind in workers} == {(digest, "FunctionWrapper")}
+    assert {held for _, _, held, _ in workers} == {digest}
+    # What is the driver's alone is not there, what is the worker's is.
+    assert [kinds for *_, kinds in workers] == [["function", "FunctionWrapper"]] * 2
     assert config == [False, 16]
 
 

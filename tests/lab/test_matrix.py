@@ -201,7 +201,7 @@ def test_ablation_runs_each_adapter_off_and_expects_a_failure(lab: Lab) -> None:
 
 
 def test_ablation_takes_the_model_that_shows_an_adapter_and_says_what_none_shows(lab: Lab) -> None:
-    names = ("config.sliding_window", "generator.save_backlog", "worker.capture")
+    names = ("config.sliding_window", "tokenizer.offsets", "worker.capture")
     cells = {
         "cell__llama__1": right_with(*names),
         "cell__llama__1__" + ",".join(names): WRONG,
@@ -215,7 +215,7 @@ def test_ablation_takes_the_model_that_shows_an_adapter_and_says_what_none_shows
     lab.cells(**cells)
     whole, *others = lab.run(ablate=True)
     assert (whole["needed"], whole["not_needed"], whole["not_shown"]) == (
-        ["worker.capture"], [], ["config.sliding_window", "generator.save_backlog"],
+        ["worker.capture"], [], ["config.sliding_window", "tokenizer.offsets"],
     )  # fmt: skip
     assert lab.ran() == [
         "cell llama", "cell mistral", "plain mistral", "cell gemma2", "cell gemma2 worker.capture",

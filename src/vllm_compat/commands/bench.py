@@ -53,7 +53,7 @@ NOT_STOCK = (
     "worker.capture",
     "scheduler.whole_prompts",
     "generator.input_order",
-    "generator.save_backlog",
+    "save_backlog",
 )
 """Adapters that stock starts without: left out where stock is measured."""
 

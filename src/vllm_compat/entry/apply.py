@@ -333,8 +333,9 @@ def _install(transaction: Transaction, plan: Plan, role: str, leave: Collection[
     from vllm_compat.adapters import by_name
 
     for step in plan.steps:
+        adapter = by_name(step.adapter)  # one that is not known here is told in every process
         if role in step.processes and step.adapter not in leave:
-            by_name(step.adapter).install(transaction.owned_by(step.adapter), plan)
+            adapter.install(transaction.owned_by(step.adapter), plan)
     if role == DRIVER:
         checks.install(transaction, plan, report_rank)
     features.install(transaction, plan, role, leave)

@@ -20,7 +20,7 @@ def note(event: str) -> None:
         log.write(f"{event} {os.getpid()}\n")
 
 
-def apply(*, fail: str = "", record: dict[str, object] | None = None) -> None:
+def apply(*, fail: str = "", record: dict[str, object] | None = None, progress: bool = False) -> None:
     """Write down the call, and where, and publish a plan that nobody reads."""
     from vllm_compat import errors
     from vllm_compat.runtime import env
@@ -34,5 +34,10 @@ def apply(*, fail: str = "", record: dict[str, object] | None = None) -> None:
     if fail == "interrupt":
         signal.raise_signal(signal.SIGINT)
     env.publish_plan("fake plan")
+    if progress:  # the real feature, which tells the launcher what ends the program
+        from vllm_compat.features.progress import Progress
+        from vllm_compat.runtime.patching import Transaction
+
+        Progress().install(Transaction(), None, "driver")
     if record is not None:
         env.write_record(record)
