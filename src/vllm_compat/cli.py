@@ -111,7 +111,11 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         help="how rows leave the worker (auto: shared memory; rpc: pickled replies, as stock)",
     )
     parser.add_argument(
-        "--without", action="append", default=[], metavar="ADAPTER", help="leave this adapter out"
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this adapter or feature out",
     )
     parser.add_argument("--record", metavar="FILE", help="write a record of the run to this JSON file")
     parser.add_argument(
@@ -196,7 +200,11 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
 def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
     _add_run_arguments(parser)
     parser.add_argument(
-        "--without", action="append", default=[], metavar="ADAPTER", help="leave this adapter out"
+        "--without",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="leave this adapter or feature out",
     )
     parser.add_argument(
         "--capture", default="auto", help="how hidden states are captured (default: auto)"
@@ -441,12 +449,13 @@ def _rehearse(options: argparse.Namespace) -> int:
 
 
 def _adapters(options: argparse.Namespace) -> int:
-    from vllm_compat.commands.register import as_markdown, as_records, as_text
+    from vllm_compat.commands import register
 
     if options.format == "json":
-        print(json.dumps(as_records(), indent=1))
+        found = {"adapters": register.as_records(), "features": register.features_as_records()}
+        print(json.dumps(found, indent=1))
     else:
-        print(as_markdown() if options.format == "markdown" else as_text())
+        print(register.as_markdown() if options.format == "markdown" else register.as_text())
     return 0
 
 

@@ -14,7 +14,13 @@ from packaging.specifiers import SpecifierSet
 from vllm_compat import adapters
 from vllm_compat.adapters import by_name, registry
 from vllm_compat.adapters.base import Adapter
-from vllm_compat.commands.register import FIELDS, as_markdown, as_records, as_text
+from vllm_compat.commands.register import (
+    FIELDS,
+    as_markdown,
+    as_records,
+    as_text,
+    features_as_records,
+)
 from vllm_compat.errors import UsageError
 
 TESTS = Path(__file__).parents[1] / "adapters"
@@ -93,7 +99,10 @@ def test_the_text_fits_a_terminal_and_names_every_adapter() -> None:
 
 
 def test_the_page_has_one_table_an_adapter() -> None:
-    page = as_markdown()
+    page, headline, of_features = as_markdown().partition("\n# Features\n")
+    assert headline
+    for feature in features_as_records():
+        assert f"\n## `{feature['name']}`\n" in of_features
     for adapter in registry():
         assert f"\n## `{adapter.name}`\n" in page
     tables = [line for line in page.splitlines() if line.startswith("| ")]

@@ -55,9 +55,12 @@ def make_plan(
     environment: Environment,
     *,
     switched_off: Collection[str] = (),
+    features: Collection[str] = (),
 ) -> Plan:
     """Return the plan of one (contract, surface, environment) from all adapters of this release.
 
-    ``switched_off`` names adapters that are left out although needed.
+    ``switched_off`` names adapters that are left out although needed, and any of ``features``.
     """
-    return planner.make_plan(contract, surface, environment, registry(), switched_off=switched_off)
+    return planner.make_plan(
+        contract, surface, environment, registry(), switched_off=switched_off, features=features
+    )

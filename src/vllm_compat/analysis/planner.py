@@ -87,17 +87,23 @@ def make_plan(
     adapters: Sequence[Candidate],
     *,
     switched_off: Collection[str] = (),
+    features: Collection[str] = (),
 ) -> Plan:
     """Return the plan of one (contract, surface, environment) from these adapters, in their order.
 
     ``switched_off`` names adapters that are left out although needed (ablation); what they would
-    repair does not count as unmet, since the caller wants to see the run fail.
+    repair does not count as unmet, since the caller wants to see the run fail. It may also name
+    ``features``, which no plan asks for and every process leaves out that finds them there.
     """
     known = {adapter.name for adapter in adapters}
     for name in switched_off:
-        if name not in known:
+        if name not in known and name not in features:
+            also = (
+                f" There is no feature of that name either: {', '.join(features)}." if features else ""
+            )
             raise UsageError(
                 f"There is no adapter {name!r}; `vllm-compat adapters` lists {', '.join(sorted(known))}."
+                f"{also}"
             )
     findings = find_drifts(contract, surface)
     case = Case(contract, surface, environment, findings, roles_of(contract))

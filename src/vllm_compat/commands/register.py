@@ -1,4 +1,4 @@
-"""The adapter register, generated from the adapters' own headers."""
+"""The register of adapters and features, generated from their own headers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,25 @@ FIELDS = (
     ("until", "can go when"),
     ("shown_by", "without it"),
 )
+
+
+FEATURE_FIELDS = (("targets", "patches"), ("does", "what it does"), ("why", "without it"))
+
+
+def features_as_records() -> list[dict[str, str]]:
+    """Return one mapping per feature, headers as written; targets in one text."""
+    from vllm_compat import features
+
+    return [
+        {
+            "name": feature.name,
+            "targets": ", ".join(feature.targets),
+            "does": feature.does,
+            "why": feature.why,
+            "in_force": "under `vllm-compat run`" if feature.needs_launcher else "always",
+        }
+        for feature in features.registry()
+    ]
 
 
 def as_records() -> list[dict[str, str]]:
@@ -32,6 +51,14 @@ def as_text() -> str:
     for record in as_records():
         lines = [record["name"]]
         for field, title in FIELDS:
+            lines += textwrap.wrap(
+                record[field], 98, initial_indent=f"  {title + ':':26}", subsequent_indent=" " * 28
+            )
+        blocks.append("\n".join(lines))
+    blocks.append("Features: what changes behaviour although nothing has drifted (--without NAME).")
+    for record in features_as_records():
+        lines = [f"{record['name']} ({record['in_force'].replace('`', '')})"]
+        for field, title in FEATURE_FIELDS:
             lines += textwrap.wrap(
                 record[field], 98, initial_indent=f"  {title + ':':26}", subsequent_indent=" " * 28
             )
@@ -55,4 +82,17 @@ def as_markdown() -> str:
             text = record[field].replace("|", "\\|")
             code = field in ("vllm", "downstream", "target")
             parts.append(f"| {title} | {f'`{text}`' if code else text} |")
+    parts += [
+        "",
+        "# Features",
+        "",
+        "Changes of behaviour that no drift asks for, so that nothing is lost in a long run. Each can be"
+        " left out by its name: `apply(without=[…])`, `vllm-compat run --without NAME`.",
+    ]
+    for record in features_as_records():
+        parts += ["", f"## `{record['name']}`", "", "| | |", "|---|---|"]
+        parts.append(f"| in force | {record['in_force']} |")
+        for field, title in FEATURE_FIELDS:
+            text = record[field].replace("|", "\\|")
+            parts.append(f"| {title} | {f'`{text}`' if field == 'targets' else text} |")
     return "\n".join(parts)

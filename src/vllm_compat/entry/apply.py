@@ -166,6 +166,7 @@ def plan_installed(
     without: Collection[str] = (),
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
+    from vllm_compat import features
     from vllm_compat.adapters import make_plan
     from vllm_compat.analysis.environment import CAPTURES
     from vllm_compat.analysis.installed import installed_pair
@@ -179,7 +180,7 @@ def plan_installed(
         contract, surface, environment = installed_pair(
             downstream, capture=capture, transfer=transfer, canary=canary
         )
-        return make_plan(contract, surface, environment, switched_off=without)
+        return make_plan(contract, surface, environment, switched_off=without, features=features.names())
 
 
 def adopt(text: str) -> None:
