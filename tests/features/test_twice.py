@@ -1,4 +1,4 @@
-"""`apply → revert → apply` in one interpreter: a feature behaves as the first time; all runs on FAKES."""
+"""`apply → revert → apply` in one interpreter: a feature behaves as the first time; all on FAKES."""
 
 from __future__ import annotations
 

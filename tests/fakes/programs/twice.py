@@ -74,11 +74,9 @@ def computed(self: Any, token_ids: list[list[int]]) -> list[Any]:
 class Generator(VllmHiddenStatesGenerator):
     """The FAKE downstream's, without an engine."""
 
-    layer_ids = [0]
-    vllm_config = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=100))
-
     def __init__(self) -> None:
-        pass
+        self.layer_ids = [0]
+        self.vllm_config = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=100))
 
 
 disk = {"full": False}
