@@ -36,24 +36,11 @@ DOWNSTREAM = (
     "speculators.models.eagle3.core",
 )
 
-WORKER_PROC = """
-
-class WorkerProc:
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
-"""
-
 
 @pytest.fixture
 def watched(empty_site: Site, tmp_path: Path) -> tuple[Site, dict[str, str]]:
     """Return a FAKE environment with all that any feature watches, and a launcher's variables."""
-    site = empty_site.add("vllm", "0.16.0+cpu").add("torch", "2.10.0")
-    path = site.folder / "vllm/v1/executor/multiproc_executor.py"
-    path.write_text(path.read_text() + WORKER_PROC)
-    loader = site.folder / "vllm/model_executor/model_loader"
-    loader.mkdir()
-    (loader / "__init__.py").write_text("")
-    (loader / "weight_utils.py").write_text("def tqdm(iterable=None, **kwargs):\n    return iterable\n")
+    site = empty_site.add("vllm", "0.16.0+cpu").add("torch", "2.10.0").add_loading()
     (tmp_path / "status").mkdir()
     return site, {
         "VLLM_COMPAT_STATUS": str(tmp_path / "status"),

@@ -62,13 +62,6 @@ OWN = {
 }
 """What each feature touches when everything is imported; those with other owners have them too."""
 
-WORKER_PROC = """
-
-class WorkerProc:
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
-"""
-
 With = Callable[..., dict[str, Any]]
 
 
@@ -76,13 +69,7 @@ With = Callable[..., dict[str, Any]]
 def applied(tmp_path_factory: pytest.TempPathFactory, make_site: MakeSite) -> With:
     """Return what is in force in a process that applies without what is named."""
     folder = tmp_path_factory.mktemp("switched off")
-    site = make_site(folder)
-    path = site.folder / "vllm/v1/executor/multiproc_executor.py"
-    path.write_text(path.read_text() + WORKER_PROC)
-    loader = site.folder / "vllm/model_executor/model_loader"
-    loader.mkdir()
-    (loader / "__init__.py").write_text("")
-    (loader / "weight_utils.py").write_text("def tqdm(iterable=None):\n    return iterable\n")
+    site = make_site(folder).add_loading()
     (folder / "status").mkdir()
     found: dict[tuple[str, ...], dict[str, Any]] = {}
 

@@ -15,21 +15,6 @@ if TYPE_CHECKING:
 
 PROGRAM = str(Path(__file__).parents[1] / "fakes" / "programs" / "twice.py")
 
-WORKER_PROC = """
-
-class WorkerProc:
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
-"""
-TQDM = """
-class tqdm:
-    def __init__(self, iterable=None, total=None):
-        self.iterable, self.total = iterable, total or len(iterable)
-
-    def __iter__(self):
-        return iter(self.iterable)
-"""
-
 
 def record(**more: Any) -> dict[str, Any]:
     return {"samples": 0, "calls": 0, "saved": 0, "from_files": 0, "failed": False, **more}
@@ -67,13 +52,7 @@ def rounds(
 ) -> tuple[str, list[Any]]:
     """Return a feature, and what a program saw of it in each round around a revert."""
     folder = tmp_path_factory.mktemp("twice")
-    site = make_site(folder)
-    path = site.folder / "vllm/v1/executor/multiproc_executor.py"
-    path.write_text(path.read_text() + WORKER_PROC)
-    loader = site.folder / "vllm/model_executor/model_loader"
-    loader.mkdir()
-    (loader / "__init__.py").write_text("")
-    (loader / "weight_utils.py").write_text(TQDM)
+    site = make_site(folder).add_loading()
     (folder / "status").mkdir()
     environ = {
         "VLLM_COMPAT_STATUS": str(folder / "status"),
