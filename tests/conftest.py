@@ -38,6 +38,21 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+WORKER_PROC = """
+
+class WorkerProc:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+"""
+TQDM = """
+class tqdm:
+    def __init__(self, iterable=None, total=None):
+        self.iterable, self.total = iterable, total or len(iterable)
+
+    def __iter__(self):
+        return iter(self.iterable)
+"""
+
 Edit = tuple[str, str, str]
 """A file below the fakes' packages, the text in it that goes, and the text that comes."""
 
@@ -68,6 +83,16 @@ class Site:
         text = path.read_text()
         assert old in text, f"{file} has no {old!r}"
         path.write_text(text.replace(old, new))
+        return self
+
+    def add_loading(self) -> Site:
+        """Add what a launched run watches of vLLM: the worker's process and the bar of its shards."""
+        executor = self.folder / "vllm/v1/executor/multiproc_executor.py"
+        executor.write_text(executor.read_text() + WORKER_PROC)
+        loader = self.folder / "vllm/model_executor/model_loader"
+        loader.mkdir()
+        (loader / "__init__.py").write_text("")
+        (loader / "weight_utils.py").write_text(TQDM)
         return self
 
     def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
