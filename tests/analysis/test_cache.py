@@ -15,6 +15,7 @@ import pytest
 from tests.analysis.surface import packages
 from tests.downstreams import VERSIONS, contract, wheel
 
+import vllm_compat.analysis
 from vllm_compat.adapters import make_plan
 from vllm_compat.analysis import cache, codec
 from vllm_compat.analysis.cache import Memory, cache_folder, stamp
@@ -117,6 +118,12 @@ def test_a_record_of_other_code_is_not_found(folder: Path, monkeypatch: pytest.M
     changed.__dict__["_code"] = "another version"
     recall(changed, counter)
     assert counter.made == 2
+
+
+def test_every_module_that_reads_source_counts_as_our_code(folder: Path) -> None:
+    code = Memory(folder)._code
+    modules = Path(vllm_compat.analysis.__path__[0]).rglob("*.py")
+    assert [str(path) for path in modules if repr(str(path)) not in code] == []
 
 
 def test_a_folder_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
