@@ -37,7 +37,9 @@ def sample(rows: int, value: float = 1.0) -> dict[str, Any]:
 
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    plan: Any = Plan("speculators", "0.4.0", "0.16.0", Roles("speculators"), Environment("3.11", (), "cpu"))
+    plan: Any = Plan(
+        "speculators", "0.4.0", "0.16.0", Roles("speculators"), Environment("3.11", (), "cpu")
+    )
     monkeypatch.setattr(run_record, "write", lambda: None)
     run_record.open_for(plan)
     transaction = Transaction()
