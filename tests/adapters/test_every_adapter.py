@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,9 @@ PERMUTATIONS = 100
 
 NOT_WITH_FAKES: dict[str, str] = {}
 """Adapters that no plan of a FAKE has, each with the reason."""
+
+MISSING = {"imports.moved_names": "it sets names where they are missing because they have moved"}
+"""Adapters whose targets are not there, each with the reason."""
 
 ALSO_IMPORTED = {
     # The FAKE has no EAGLE-1 model; the real one imports this, as that of 0.4 does.
@@ -261,6 +265,30 @@ def test_it_enlists_just_the_targets_that_its_header_names(adapter: Adapter) -> 
             assert len(set(enlisted)) == len(enlisted)
         finally:
             transaction.revert()
+
+
+def is_there(target: str, where: Where) -> bool:
+    """Tell whether a target is in the recorded vLLM, or in the source of a FAKE."""
+    module, colon, path = target.partition(":")
+    package = module.partition(".")[0]
+    if not colon or path == "*" or package in sys.stdlib_module_names:
+        return True
+    if package == "vllm":
+        symbol = f"{module}.{path.removesuffix('.__init__').removesuffix('.__post_init__')}"
+        return surface(where.release).resolve(symbol) is not None
+    folders = {"speculators": DOWNSTREAMS[where.version], "transformers": "transformers_5"}
+    folder = FAKES / folders.get(package, package)
+    source = folder.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    return all(re.search(rf"\b{name}\b", source) for name in path.split("."))
+
+
+@with_fakes
+def test_what_it_patches_is_there_unless_it_is_needed_because_that_is_missing(adapter: Adapter) -> None:
+    for where in EVERYWHERE:
+        if adapter.name in plan_of(where).adapters:
+            for target in adapter.targets_of(plan_of(where)):
+                there = adapter.name not in MISSING
+                assert is_there(target, where) is there, f"{target} on {where}"
 
 
 @with_fakes

@@ -137,7 +137,7 @@ def make_plan(
 
 
 def _needed(adapters: Sequence[Candidate], case: Case) -> list[tuple[Candidate, Need]]:
-    """Return the adapters that a case needs, in order, but for those that another needed one excludes."""
+    """Return the adapters that a case needs, in order, but for those that another one excludes."""
     needs = {adapter.name: need for adapter in adapters if (need := adapter.need(case)) is not None}
     return [
         (adapter, needs[adapter.name])
