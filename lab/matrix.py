@@ -38,6 +38,7 @@ from lab.matrix_report import (
 )
 from lab.overlay import Overlay, fetch_sources, make_overlay
 from vllm_compat import trial
+from vllm_compat.adapters import registry
 from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError, VllmCompatError
 
@@ -55,23 +56,10 @@ MOST_IN_NAME = 2
 STAND_INS = {"kimi_k25": ("deepseek_v3", "llama"), "deepseek_v3": ("llama",)}
 """What runs in a pair's own cell where a CPU build of vLLM cannot run its model."""
 
-WITNESSES = {
-    "config.prefix_caching": ("llama", "mistral"),  # 0.33 caches fewer blocks, but for windows
-    "config.sliding_window": ("mistral",),
-    "tokenizer.trust_remote_code": ("minicpm",),  # transformers 5 has a class of its own for Kimi's
-    "worker.capture": ("gemma2", "command_r"),  # from 0.19 on the downstream's loop is right for Gemma
-}
+WITNESSES = {adapter.name: adapter.witnesses for adapter in registry() if adapter.witnesses}
 """Adapters that Llama may do without, and tiny models on one of which a run without them fails."""
 
-ELSEWHERE = frozenset(
-    {
-        "device.accelerator_name",
-        "tokenizer.offsets",
-        "training.verifier_config",
-        "training.verifier_norm",
-        "training.verifier_prefix",
-    }
-)
+ELSEWHERE = frozenset(adapter.name for adapter in registry() if adapter.shown_in)
 """Adapters for the pipeline's other steps, which no cell takes."""
 
 Tell = Callable[[str], None]
@@ -778,8 +766,6 @@ def _releases(options: argparse.Namespace, source: Path | None) -> list[str]:
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:
     """Raise `UsageError` for options that no run could make sense of."""
-    from vllm_compat.adapters import registry
-
     for version in options.speculators:
         if version not in SPECULATORS:
             raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.adapters import by_name
+from vllm_compat.adapters import by_name, make_plan
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.analysis.plan import Plan
@@ -72,7 +72,8 @@ def test_the_engine_core_plans_where_layouts_are_resolved(make_case: MakeCase, d
     need = adapter.need(resolved)
     assert need is not None
     assert "by hand" in need.reason
-    assert by_name("kv_cache.specs_argument").need(resolved) is None, "one adapter a target"
+    planned = make_plan(resolved.contract, resolved.surface, resolved.environment).adapters
+    assert "kv_cache.specs_argument" not in planned, "it answers the call itself"
 
 
 @pytest.fixture
@@ -200,7 +201,8 @@ def test_layers_are_grouped_by_vllm_where_it_does_and_its_runner_wants_it(
 ) -> None:
     def needed(*edits: Any, device: str = "cuda") -> bool:
         case = make_case("speculators_0_4", *edits, device=device)
-        return by_name("kv_cache.groups").need(case) is not None
+        plan = make_plan(case.contract, case.surface, case.environment)
+        return "kv_cache.groups" in plan.adapters
 
     assert needed(GROUPS)
     assert not needed(GROUPS, device="cpu"), "no V2 there, and none of its hybrids needs it"

@@ -1,8 +1,7 @@
 """The real downstreams on every recorded release: headers against plans, and synthetic nightlies.
 
 Two sources say where an adapter is needed: its header, written by hand, and the plans that the
-recorded surfaces give. They are held against each other here, release by release. What they are
-known to differ in stands below as data, each with its reason.
+recorded surfaces give. They are held against each other here, release by release and device by device.
 """
 
 from __future__ import annotations
@@ -40,24 +39,6 @@ ENVIRONMENTS = [
     for device in ("cpu", "cuda")
 ]
 
-# No surface of vLLM says which transformers is beside it, nor what the downstream asks of it and of
-# its own trainer: the header tells.
-ENVIRONMENT_DECIDES = {
-    "transformers.torch_annotation",
-    "transformers.missing_modules",
-    "tokenizer.offsets",
-    "training.verifier_config",
-    "training.verifier_norm",
-    "training.verifier_prefix",
-}
-
-# (adapter, downstream) → the releases for which a CPU build needs it: fewer than a GPU.
-ON_CPU = {
-    **{("kv_cache.groups", version): "<0" for version in VERSIONS},  # they have no model runner V2
-    **{("scheduler.block_size", version): ">=0.29.0" for version in ("0.4.0", "0.4.0.1")},
-}
-
-
 # kv_cache.engine_core answers this call by itself, whatever it takes.
 ANSWERED = {"vllm.v1.core.kv_cache_utils.get_kv_cache_config_from_groups"}
 
@@ -72,39 +53,31 @@ def plan(version: str, release: str, number: int = 0) -> Plan:
     return make_plan(contract(version), surface(release), ENVIRONMENTS[number])
 
 
-def needed(adapter: str, version: str) -> list[str]:
-    """Return the releases whose plan has the adapter, in any of the environments."""
-    return [
-        release
-        for release in RELEASES
-        if any(adapter in plan(version, release, n).adapters for n in range(len(ENVIRONMENTS)))
-    ]
-
-
+@pytest.mark.parametrize("number", range(len(ENVIRONMENTS)), ids=[e.device for e in ENVIRONMENTS])
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_an_adapter_is_needed_just_where_its_header_says(adapter: str, version: str) -> None:
+def test_an_adapter_is_needed_just_where_its_header_says(
+    adapter: str, version: str, number: int
+) -> None:
     header = by_name(adapter)
+    excepted = [
+        SpecifierSet(exception.vllm)
+        for exception in header.not_on
+        if exception.device == ENVIRONMENTS[number].device
+        and SpecifierSet(exception.downstream).contains(version)
+    ]
     declared = [
         release
         for release in RELEASES
         if SpecifierSet(header.downstream).contains(version)
         and SpecifierSet(header.vllm).contains(release)
+        and not any(releases.contains(release) for releases in excepted)
     ]
-    found = needed(adapter, version)
-    if adapter in ENVIRONMENT_DECIDES:
+    found = [r for r in RELEASES if adapter in plan(version, r, number).adapters]
+    if header.decided_by:  # these environments have what makes it needed, on every release
         assert set(declared) <= set(found)
     else:
         assert found == declared
-
-
-@pytest.mark.parametrize(("adapter", "version"), ON_CPU)
-def test_what_only_a_gpu_needs_is_not_in_force_on_a_cpu(adapter: str, version: str) -> None:
-    range_ = SpecifierSet(ON_CPU[adapter, version])
-    found = [r for r in RELEASES if adapter in plan(version, r).adapters]
-    assert ENVIRONMENTS[0].device == "cpu"
-    assert found == [r for r in RELEASES if range_.contains(r)]
-    assert set(found) < set(needed(adapter, version))
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -18,9 +18,9 @@ from vllm_compat.errors import UsageError
 
 @lru_cache(maxsize=1)
 def registry() -> tuple[Adapter, ...]:
-    """Return one instance of every adapter, in the order of module and definition."""
+    """Return one instance of every adapter, by its ``order``."""
     found: list[Adapter] = []
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda i: i.name):
+    for info in pkgutil.iter_modules(__path__):
         if info.name == "base" or info.name.startswith("_"):
             continue
         module = importlib.import_module(f"{__name__}.{info.name}")
@@ -32,7 +32,7 @@ def registry() -> tuple[Adapter, ...]:
             and value.__module__ == module.__name__
             and not value.__abstractmethods__
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda adapter: adapter.order))
 
 
 def by_name(name: str) -> Adapter:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need, takes
-from vllm_compat.analysis.drift import FindingKind
+from vllm_compat.adapters.base import Adapter, Case, Need, SuppliesKeyword, dropping
 from vllm_compat.runtime.context import belongs, current_build, is_downstream
 
 if TYPE_CHECKING:
@@ -17,41 +16,33 @@ CACHE_CONFIG = "vllm.config.CacheConfig"
 REQUEST = "vllm.v1.request.Request"
 
 
-class IsEncoderDecoder(Adapter):
+class IsEncoderDecoder(SuppliesKeyword):
     """Supply ``is_encoder_decoder=False`` to ``SchedulerConfig``."""
 
     name = "config.is_encoder_decoder"
+    order = 110
     derived = True
-    target = "vllm.config.SchedulerConfig.__init__"
+    targets = ("vllm.config:SchedulerConfig.__init__",)
+    symbol = SCHEDULER_CONFIG
+    keyword = "is_encoder_decoder"
+    value = False
+    reason = "SchedulerConfig requires is_encoder_decoder, which is not given"
     vllm = ">=0.12.0"
     downstream = "<0.4"
     changed = "0.12.0 made the InitVar `is_encoder_decoder` required (vllm-ascend#4688 met it)."
+    pull_requests = ("vllm-ascend#4688",)
     relies = "Builds SchedulerConfig without it."
     does = "Gives False where the caller gave nothing: hidden states come from decoders."
     until = "speculators 0.3.0 is out of use; 0.4.0 gives the argument itself."
     shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: SchedulerConfig raises TypeError"
-
-    def need(self, case: Case) -> Need | None:
-        found = case.found(FindingKind.PARAMETER_REQUIRED, SCHEDULER_CONFIG, "is_encoder_decoder")
-        if not found:
-            return None
-        return Need("SchedulerConfig requires is_encoder_decoder, which is not given", found)
-
-    def install(self, transaction: Transaction, plan: Plan) -> None:
-        def supply(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            kwargs.setdefault("is_encoder_decoder", False)
-            return wrapped(*args, **kwargs)
-
-        transaction.wrap(
-            "vllm.config:SchedulerConfig.__init__", supply, confirm=takes("is_encoder_decoder")
-        )
 
 
 class BlockSizeByBackend(Adapter):
     """Let vLLM choose the KV cache's block size by attention backend."""
 
     name = "config.block_size"
-    target = "vllm.config.CacheConfig.__init__"
+    order = 120
+    targets = ("vllm.config:CacheConfig.__init__",)
     vllm = ">=0.29.0"
     downstream = "<0.5"
     changed = (
@@ -76,30 +67,30 @@ class BlockSizeByBackend(Adapter):
         return Need(f"{sites[0].where} fixes a block size that the attention backend may refuse")
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        def leave_open(
-            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> Any:
-            if current_build() is not None:
-                kwargs.pop("block_size", None)
-            return wrapped(*args, **kwargs)
+        def in_a_build(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+            return current_build() is not None
 
-        transaction.wrap("vllm.config:CacheConfig.__init__", leave_open)
+        (target,) = self.targets
+        transaction.wrap(target, dropping("block_size", in_a_build))
 
 
 class PrefixCachingOff(Adapter):
     """Switch prefix caching off for an engine whose requests carry no block hasher."""
 
     name = "config.prefix_caching"
-    target = "vllm.config.VllmConfig.__init__"
+    order = 130
+    targets = ("vllm.config:VllmConfig.__init__",)
     vllm = ">=0.12.0"
     downstream = "<0.4"
     changed = "0.12.0 turned `CacheConfig.enable_prefix_caching` on by default."
+    pull_requests = ("speculators#279",)
     relies = (
         "Builds CacheConfig without the argument and Request without `block_hasher`; wants every"
         " prompt computed in full (speculators#279)."
     )
     does = "Sets enable_prefix_caching to False in the downstream's own engine, and in no other."
     until = "speculators 0.3.0 is out of use; 0.4.0 switches it off itself."
+    witnesses = ("llama", "mistral")  # 0.33 caches fewer blocks, but for windows
     shown_by = (
         "llama, speculators 0.3.0, vLLM 0.16.0: BlockPool.cache_full_blocks fails its assertion on"
         " prompts of a block or more; 0.29.0: IndexError there; 0.33.0: only with windows (mistral)"
@@ -130,14 +121,16 @@ class PrefixCachingOff(Adapter):
                 cache_config.enable_prefix_caching = False
             return wrapped(*args, **kwargs)
 
-        transaction.wrap("vllm.config:VllmConfig.__init__", switch_off)
+        (target,) = self.targets
+        transaction.wrap(target, switch_off)
 
 
 class SlidingWindow(Adapter):
     """Tell the cache configuration of the window that every layer of a model slides."""
 
     name = "config.sliding_window"
-    target = "vllm.config.VllmConfig.__post_init__"
+    order = 140
+    targets = ("vllm.config:VllmConfig.__post_init__",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
     changed = (
@@ -151,6 +144,7 @@ class SlidingWindow(Adapter):
         " that are all full for windowed ones, which the models' own configurations avoid."
     )
     until = "the downstream builds its configuration through EngineArgs."
+    witnesses = ("mistral",)
     shown_by = "mistral, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: rows behind the window are wrong"
 
     def need(self, case: Case) -> Need | None:
@@ -174,4 +168,5 @@ class SlidingWindow(Adapter):
                     cache_config.sliding_window = model_config.get_sliding_window()
             return wrapped(*args, **kwargs)
 
-        transaction.wrap("vllm.config:VllmConfig.__post_init__", supply)
+        (target,) = self.targets
+        transaction.wrap(target, supply)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.base import Adapter, Case, Need, NotOn
 from vllm_compat.adapters.kv_cache import resolves_layout
 
 if TYPE_CHECKING:
@@ -18,9 +18,11 @@ class AcceleratorName(Adapter):
     """Name no accelerator where vLLM computes on the CPU."""
 
     name = "device.accelerator_name"
-    target = "the downstream's own get_device_name"
+    order = 210
+    targets = ("{caller}:get_device_name",)
     vllm = ">=0.11.0"
     downstream = ">=0.4,<0.5"
+    not_on = (NotOn("cuda"),)
     changed = "Nothing: vLLM's CPU builds stand on a torch that is built for CUDA."
     relies = (
         "Asks torch for the accelerator's name when it describes the extracted data, which is after the"
@@ -32,6 +34,7 @@ class AcceleratorName(Adapter):
         " CPU build, and only where torch raises."
     )
     until = "the downstream asks whether the accelerator is there."
+    shown_in = ("tests/adapters/test_device.py",)
     shown_by = (
         "kimi_k25, speculators 0.4.0.1, vLLM 0.16.0 CPU build: Found no NVIDIA driver, after the last"
         " batch, and there is no data_config.json"
@@ -60,7 +63,7 @@ class AcceleratorName(Adapter):
             except (RuntimeError, AssertionError):  # torch: no driver, or not built for CUDA
                 return "NO ACCELERATOR"
 
-        for target in plan.step(self.name).targets:
+        for target in self.targets_of(plan):
             transaction.wrap(target, none)
 
 
@@ -68,13 +71,16 @@ class ForkAfterImport(Adapter):
     """Keep forked workers able to use CUDA although the downstream asked for it while imported."""
 
     name = "device.fork"
-    target = "environment variable PYTORCH_NVML_BASED_CUDA_CHECK"
+    order = 220
+    targets = ("environment variable PYTORCH_NVML_BASED_CUDA_CHECK",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
+    not_on = (NotOn("cpu"),)
     changed = (
         "Nothing: vLLM's workers are forked by default, and vLLM sets the variable when it is"
         " imported (vllm#8893, vllm#12754)."
     )
+    pull_requests = ("vllm#8893", "vllm#12754", "speculators#223")
     relies = (
         "Importing speculators asks torch for CUDA before vLLM is imported (0.4.x in"
         " models/eagle3/core.py, 0.3.0 in what it imports); that initialises the driver in the parent"
@@ -101,9 +107,11 @@ class MemoryOfTheHost(Adapter):
     """Answer ``mem_get_info`` from the host's memory where vLLM computes on the CPU."""
 
     name = "device.mem_get_info"
-    target = "torch.cuda.mem_get_info or the downstream's own mem_get_info"
+    order = 230
+    targets = ("{torch_cuda_or_generator_module}:mem_get_info",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
+    not_on = (NotOn("cuda"),)
     changed = "Nothing: vLLM's CPU platform has no CUDA memory to ask for."
     relies = (
         "Sizes the KV cache by torch.cuda.mem_get_info (0.3.0) or by its own mem_get_info (0.4.x),"
@@ -147,7 +155,7 @@ class MemoryOfTheHost(Adapter):
         def host(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return _host_memory()
 
-        for target in plan.step(self.name).targets:
+        for target in self.targets_of(plan):
             transaction.wrap(target, host)
 
 

@@ -22,7 +22,8 @@ class TwoPhaseStep(Adapter):
     """Complete each step with ``sample_tokens``."""
 
     name = "executor.two_phase_step"
-    target = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.execute_model"
+    order = 310
+    targets = ("vllm.v1.executor.multiproc_executor:MultiprocExecutor.execute_model",)
     vllm = ">=0.11.1"
     downstream = "<0.4"
     changed = (
@@ -58,14 +59,16 @@ class TwoPhaseStep(Adapter):
                 return instance.sample_tokens(None)
             return output
 
-        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.execute_model", complete)
+        (target,) = self.targets
+        transaction.wrap(target, complete)
 
 
 class UniqueReply(Adapter):
     """Give the captured states back in the list, and in the shape, that the downstream expects."""
 
     name = "executor.unique_reply"
-    target = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.collective_rpc"
+    order = 320
+    targets = ("vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc",)
     vllm = ">=0.11.0"
     downstream = "<0.4"
     changed = (
@@ -123,7 +126,8 @@ class UniqueReply(Adapter):
             states = reply[0] if listed else reply
             return [_in_input_order(states) if isinstance(states, dict) else states]
 
-        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc", enlist)
+        (target,) = self.targets
+        transaction.wrap(target, enlist)
 
 
 def _in_input_order(states: dict[str, list[Any]]) -> list[Any]:

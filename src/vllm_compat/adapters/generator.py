@@ -17,16 +17,19 @@ class InputOrder(Adapter):
     """Put the results back into the order of the inputs."""
 
     name = "generator.input_order"
-    target = "VllmHiddenStatesGenerator.generate"
+    order = 410
+    targets = ("{generator}.generate",)
     vllm = ">=0.11.0"
     downstream = ">=0.4,<0.5"
     changed = "Nothing: a fault of the downstream on every vLLM (speculators#365)."
+    pull_requests = ("speculators#365",)
     relies = (
         "Builds the results in the order of sorted(request ids), as text: req_0_10 stands before"
         " req_0_2, so from 11 prompts on results and inputs no longer pair up."
     )
     does = "Moves each result to the place of the prompt whose request it belongs to."
     until = "the downstream keeps the order."
+    stock_starts_without = True
     shown_by = "llama, speculators 0.4.0.1, vLLM 0.16.0, 13 prompts: lengths 1, 2, 11, 12, 13, 3, …"
 
     def need(self, case: Case) -> Need | None:
@@ -54,5 +57,5 @@ class InputOrder(Adapter):
                 ordered[place[request_id]] = result
             return ordered
 
-        module, _, cls = plan.roles.generator.partition(":")
-        transaction.wrap(f"{module}:{cls}.generate", reorder)
+        (target,) = self.targets_of(plan)
+        transaction.wrap(target, reorder)

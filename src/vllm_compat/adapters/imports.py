@@ -19,7 +19,8 @@ class MovedNames(Adapter):
 
     name = "imports.moved_names"
     derived = True
-    target = "the module that had the name, such as vllm.v1.core.kv_cache_utils"
+    order = 510
+    targets = ("{old_module}:{name}",)
     vllm = ">=0.33.0"
     downstream = "<0.5"
     changed = (
@@ -54,11 +55,22 @@ class MovedNames(Adapter):
             targets=moves,
         )
 
+    def told(self, plan: Plan) -> tuple[str, ...]:
+        return tuple(_moves(plan.step(self.name).targets))
+
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        for move in plan.step(self.name).targets:
-            old, _, new = move.partition("=")
-            module, _, name = old.rpartition(".")
-            transaction.set(f"{module}:{name}", _from(new))
+        for target, new in _moves(plan.step(self.name).targets).items():
+            transaction.set(target, _from(new))
+
+
+def _moves(steps: tuple[str, ...]) -> dict[str, str]:
+    """Return where each moved name was, ``module:name``, and where it is now."""
+    moves = {}
+    for step in steps:
+        old, _, new = step.partition("=")
+        module, _, name = old.rpartition(".")
+        moves[f"{module}:{name}"] = new
+    return moves
 
 
 def _from(path: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need, lacks
+from vllm_compat.adapters.base import Adapter, Case, DropsKeyword, Need, NotOn
 from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.errors import PatchError
 from vllm_compat.runtime.context import current_build
@@ -18,47 +18,39 @@ FROM_GROUPS = f"{KV_CACHE_UTILS}.get_kv_cache_config_from_groups"
 UNIFORM_SPEC = f"{KV_CACHE_UTILS}._get_kv_cache_groups_uniform_spec"
 
 
-class SpecsArgument(Adapter):
+class SpecsArgument(DropsKeyword):
     """Drop ``kv_cache_specs`` from ``get_kv_cache_config_from_groups``."""
 
     name = "kv_cache.specs_argument"
+    order = 610
     derived = True
-    target = "get_kv_cache_config_from_groups, as the downstream binds it"
+    targets = ("{generator_module}:get_kv_cache_config_from_groups",)
+    symbol = FROM_GROUPS
+    keyword = "kv_cache_specs"
+    reason = "get_kv_cache_config_from_groups takes no kv_cache_specs"
     vllm = ">=0.12.0,<0.29.0"
     downstream = "<0.4"
+    excluded_by = ("kv_cache.engine_core",)  # that one answers the call itself
     changed = "0.12.0 dropped the argument: the groups hold the specs."
     relies = "Passes kv_cache_specs=…, as 0.11 wanted it."
     does = "Leaves the argument out where the function no longer takes it."
     until = "speculators 0.3.0 is out of use, or vLLM 0.28: later releases plan by kv_cache.engine_core."
     shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: unexpected keyword argument"
 
-    def need(self, case: Case) -> Need | None:
-        found = case.found(FindingKind.PARAMETER_REMOVED, FROM_GROUPS, "kv_cache_specs")
-        if not found or EngineCorePlans().need(case):  # that one answers the call itself
-            return None
-        return Need("get_kv_cache_config_from_groups takes no kv_cache_specs", found)
-
-    def install(self, transaction: Transaction, plan: Plan) -> None:
-        def drop(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            kwargs.pop("kv_cache_specs", None)
-            return wrapped(*args, **kwargs)
-
-        transaction.wrap(
-            f"{plan.roles.generator_module}:get_kv_cache_config_from_groups",
-            drop,
-            confirm=lacks("kv_cache_specs"),
-        )
-
 
 class Groups(Adapter):
     """Put the layers into KV cache groups as this release does, not into one."""
 
     name = "kv_cache.groups"
-    target = (
-        "unify_hybrid_kv_cache_specs and _get_kv_cache_groups_uniform_spec, as the downstream binds them"
+    order = 620
+    targets = (
+        "{generator_module}:unify_hybrid_kv_cache_specs",
+        "{generator_module}:_get_kv_cache_groups_uniform_spec",
     )
     vllm = ">=0.11.0,<0.29.0"
     downstream = "<0.5"
+    not_on = (NotOn("cpu"),)  # they have no model runner V2
+    excluded_by = ("kv_cache.engine_core",)
     changed = (
         "Nothing: layers whose KV cache specs differ (windowed and full attention, Mamba) belong into"
         " groups of their own. Model runner V2 (0.22 and later) asserts that a group's layers are alike."
@@ -78,12 +70,8 @@ class Groups(Adapter):
     )
 
     def need(self, case: Case) -> Need | None:
-        sites = case.calls(UNIFORM_SPEC)
-        if not sites or case.environment.device == "cpu" or EngineCorePlans().need(case):
-            return None
-        if case.surface.resolve(f"{KV_CACHE_UTILS}.get_kv_cache_groups") is None:
-            return None
-        return Need(f"{sites[0].where} puts layers of every kind into one KV cache group")
+        where = forced_into_one_group(case)
+        return Need(f"{where} puts layers of every kind into one KV cache group") if where else None
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         def as_they_are(
@@ -100,16 +88,22 @@ class Groups(Adapter):
             specs = args[0] if args else next(iter(kwargs.values()))
             return get_kv_cache_groups(build.generator.vllm_config, specs)
 
-        module = plan.roles.generator_module
-        transaction.wrap(f"{module}:unify_hybrid_kv_cache_specs", as_they_are)
-        transaction.wrap(f"{module}:_get_kv_cache_groups_uniform_spec", grouped)
+        unify, group = self.targets_of(plan)
+        transaction.wrap(unify, as_they_are)
+        transaction.wrap(group, grouped)
 
 
 class EngineCorePlans(Adapter):
     """Let the release's own engine core plan and set up the KV cache."""
 
     name = "kv_cache.engine_core"
-    target = "get_kv_cache_config_from_groups, as the downstream binds it, and initialize_from_config"
+    order = 630
+    targets = (
+        "{generator_module}:unify_hybrid_kv_cache_specs",
+        "{generator_module}:_get_kv_cache_groups_uniform_spec",
+        "{generator_module}:get_kv_cache_config_from_groups",
+        "vllm.v1.executor.multiproc_executor:MultiprocExecutor.initialize_from_config",
+    )
     vllm = ">=0.29.0"
     downstream = "<0.5"
     changed = (
@@ -172,19 +166,29 @@ class EngineCorePlans(Adapter):
 
             return do_nothing
 
-        module = plan.roles.generator_module
-        transaction.wrap(f"{module}:unify_hybrid_kv_cache_specs", left_to_it(None))
-        transaction.wrap(f"{module}:_get_kv_cache_groups_uniform_spec", left_to_it([]))
-        transaction.wrap(f"{module}:get_kv_cache_config_from_groups", by_engine_core)
-        transaction.wrap(
-            "vllm.v1.executor.multiproc_executor:MultiprocExecutor.initialize_from_config", once
-        )
+        unify, group, configure, initialize = self.targets_of(plan)
+        transaction.wrap(unify, left_to_it(None))
+        transaction.wrap(group, left_to_it([]))
+        transaction.wrap(configure, by_engine_core)
+        transaction.wrap(initialize, once)
 
 
 def resolves_layout(case: Case) -> bool:
     """Tell whether this vLLM resolves the KV cache layout first, so that its engine core must plan."""
     cache_config = case.surface.resolve("vllm.config.CacheConfig")
     return cache_config is not None and "get_resolved_kv_cache_layout" in cache_config.members
+
+
+def forced_into_one_group(case: Case) -> str | None:
+    """Return the call that puts all layers into one KV cache group although this vLLM has groups.
+
+    None also on CPU builds, which have no model runner V2 and run windowed and full layers in one.
+    """
+    sites = case.calls(UNIFORM_SPEC)
+    if not sites or case.environment.device == "cpu":
+        return None
+    there = case.surface.resolve(f"{KV_CACHE_UTILS}.get_kv_cache_groups") is not None
+    return sites[0].where if there else None
 
 
 def _engine_core_over(executor: Any, vllm_config: Any) -> Any:

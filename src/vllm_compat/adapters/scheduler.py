@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from vllm_compat.adapters.base import Adapter, Case, Need, takes
-from vllm_compat.adapters.kv_cache import Groups
+from vllm_compat.adapters.base import Adapter, Case, Need, NotOn, takes
+from vllm_compat.adapters.kv_cache import forced_into_one_group, resolves_layout
 from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.errors import CapacityError
 from vllm_compat.runtime.context import belongs, current_call
@@ -28,9 +28,11 @@ class BlockSize(Adapter):
 
     name = "scheduler.block_size"
     derived = True
-    target = "vllm.v1.core.sched.scheduler.Scheduler.__init__"
+    order = 810
+    targets = ("vllm.v1.core.sched.scheduler:Scheduler.__init__",)
     vllm = ">=0.11.1"
     downstream = "<0.5"
+    not_on = (NotOn("cpu", "<0.29.0", ">=0.4"),)  # no groups of layers there: see kv_cache.groups
     changed = (
         "0.11.1 added the required argument `block_size`; from 0.29.0 on the size in use is settled"
         " by the attention backends, not by the configuration as first given."
@@ -51,13 +53,11 @@ class BlockSize(Adapter):
         found = case.found(FindingKind.PARAMETER_REQUIRED, SCHEDULER, "block_size")
         if found:
             return Need("Scheduler requires block_size, which is not given", found)
-        cache_config = case.surface.resolve("vllm.config.CacheConfig")
-        settled = cache_config and "get_resolved_kv_cache_layout" in cache_config.members
         given = [site for site in case.calls(SCHEDULER) if site.keyword("block_size")]
-        if settled and given:
+        if given and resolves_layout(case):
             return Need(f"{given[0].where} gives a constant, the backends settle the block size")
         signature = case.surface.signature(SCHEDULER)
-        if given and signature and signature.get("block_size") and Groups().need(case):
+        if given and signature and signature.get("block_size") and forced_into_one_group(case):
             return Need(f"{given[0].where} gives a constant, groups of layers have sizes of their own")
         return None
 
@@ -71,9 +71,8 @@ class BlockSize(Adapter):
                 kwargs.update(_resolved(kwargs.get("kv_cache_config"), config))
             return wrapped(*args, **kwargs)
 
-        transaction.wrap(
-            "vllm.v1.core.sched.scheduler:Scheduler.__init__", supply, confirm=takes("block_size")
-        )
+        (target,) = self.targets
+        transaction.wrap(target, supply, confirm=takes("block_size"))
 
 
 def _resolved(kv_cache_config: Any, vllm_config: Any) -> dict[str, int]:
@@ -116,7 +115,12 @@ class WholePrompts(Adapter):
     """Let every prompt be computed to its end, once, and give its place to the next."""
 
     name = "scheduler.whole_prompts"
-    target = "vllm.v1.core.sched.scheduler.Scheduler.{add_request,schedule,finish_requests}"
+    order = 820
+    targets = (
+        "vllm.v1.core.sched.scheduler:Scheduler.add_request",
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
+    )
     vllm = ">=0.11.1"
     downstream = "<0.5"
     changed = (
@@ -137,6 +141,7 @@ class WholePrompts(Adapter):
         " the batch starts."
     )
     until = "the downstream drives chunked prefill to its end by itself."
+    stock_starts_without = True
     shown_by = (
         "llama, speculators 0.4.0.1, vLLM 0.16.0: 40 prompts fail, 15 KV blocks give 32 rows for 63"
         " tokens; speculators 0.3.0: a cut prompt ends after its first chunk"
@@ -248,10 +253,8 @@ class WholePrompts(Adapter):
                 now.append(request_id)
             return wrapped(now, *rest, **kwargs)
 
-        module = "vllm.v1.core.sched.scheduler"
-        transaction.wrap(f"{module}:Scheduler.add_request", add_request)
-        transaction.wrap(f"{module}:Scheduler.schedule", schedule)
-        transaction.wrap(f"{module}:Scheduler.finish_requests", finish_requests)
+        for target, wrapper in zip(self.targets, (add_request, schedule, finish_requests), strict=True):
+            transaction.wrap(target, wrapper)
 
 
 def _finish(scheduler: Any, request_ids: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.adapters.base import Adapter, Case, Need
+from vllm_compat.adapters.base import Adapter, Case, Need, supplying
 from vllm_compat.analysis.environment import preprocessing_of
 from vllm_compat.runtime.context import current_build
 
@@ -21,7 +21,8 @@ class Offsets(Adapter):
     """Give the character offsets that a slow tokenizer cannot give."""
 
     name = "tokenizer.offsets"
-    target = "build_eagle3_dataset, as the downstream names it"
+    order = 910
+    targets = ("{dataset_function}",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
     changed = (
@@ -36,6 +37,8 @@ class Offsets(Adapter):
         "Hands the mapping function a tokenizer that computes offsets from the bytes that its tokens"
         " spell, checked against the text each time. Fast tokenizers are left alone."
     )
+    decided_by = ("preprocessing",)
+    shown_in = ("tests/e2e/test_pipeline.py",)
     until = "the downstream does without offsets, or the model ships a fast tokenizer."
     shown_by = (
         "kimi_k25, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0 and vLLM 0.24.0: 14 of 14 conversations"
@@ -63,7 +66,7 @@ class Offsets(Adapter):
                 given.arguments["tokenizer"] = WithOffsets(tokenizer)
             return wrapped(*given.args, **given.kwargs)
 
-        for target in plan.step(self.name).targets:
+        for target in self.targets_of(plan):
             transaction.wrap(target, with_offsets)
 
 
@@ -71,7 +74,8 @@ class RemoteCode(Adapter):
     """Load the generator's tokenizer with the trust that it has for the model's configuration."""
 
     name = "tokenizer.trust_remote_code"
-    target = "transformers.AutoTokenizer.from_pretrained"
+    order = 920
+    targets = ("transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
     changed = "Nothing: Kimi-K2.5's tokenizer has always been remote code."
@@ -84,6 +88,7 @@ class RemoteCode(Adapter):
         " built with, and for no other."
     )
     until = "the downstream passes the argument."
+    witnesses = ("minicpm",)  # transformers 5 has a class of its own for Kimi's
     shown_by = (
         "kimi_k25 (transformers 4) and minicpm (4 and 5), speculators 0.3.0, vLLM 0.16.0 and 0.29.0:"
         " the tokenizer's remote code is refused"
@@ -103,13 +108,10 @@ class RemoteCode(Adapter):
         )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        def trust(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def trusted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
             path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
             build = current_build()
-            if build is not None and str(path) == build.model_path:
-                kwargs.setdefault("trust_remote_code", True)
-            return wrapped(*args, **kwargs)
+            return build is not None and str(path) == build.model_path
 
-        transaction.wrap(
-            "transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained", trust
-        )
+        (target,) = self.targets
+        transaction.wrap(target, supplying("trust_remote_code", True, trusted))

@@ -22,7 +22,11 @@ class VerifierConfig(Adapter):
     """Read the decoder's part of a nested configuration, without running remote code."""
 
     name = "training.verifier_config"
-    target = "transformers.AutoConfig.from_pretrained"
+    order = 1010
+    targets = (
+        "transformers.models.auto.configuration_auto:AutoConfig.from_pretrained",
+        "{draft}.{setup}",
+    )
     vllm = ">=0.11.0"
     downstream = "<0.5"
     changed = (
@@ -38,6 +42,8 @@ class VerifierConfig(Adapter):
         " trust; no remote code runs. Calls that name trust_remote_code, and those of a generator, are"
         " left alone. Where the draft's class does not look for text_config, it is given that."
     )
+    decided_by = ("trainer",)
+    shown_in = ("tests/e2e/test_pipeline.py",)
     until = "the downstream reads nested configurations and asks for trust."
     processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
@@ -76,8 +82,9 @@ class VerifierConfig(Adapter):
                 return getattr(config, "text_config", config)
             return config
 
-        transaction.wrap("transformers.models.auto.configuration_auto:AutoConfig.from_pretrained", read)
-        for target in plan.step(self.name).targets:
+        config, *drafts = self.targets_of(plan)
+        transaction.wrap(config, read)
+        for target in drafts:
             transaction.wrap(target, making)
 
 
@@ -103,7 +110,8 @@ class VerifierNorm(Adapter):
     """Put the verifier's last norm between its last hidden state and its head."""
 
     name = "training.verifier_norm"
-    target = "Eagle3DraftModel.forward, as the downstream names it"
+    order = 1020
+    targets = ("{draft}.forward",)
     vllm = ">=0.11.0"
     downstream = "<0.4"
     changed = "Nothing: a fault of the downstream on every vLLM; 0.4.0 has the norm (verifier_norm)."
@@ -112,6 +120,8 @@ class VerifierNorm(Adapter):
         " verifier's head as it is: what the draft is trained towards are not the verifier's logits."
     )
     does = "Norms the last hidden states by the checkpoint's own weights before the draft sees them."
+    decided_by = ("trainer",)
+    shown_in = ("tests/e2e/test_pipeline.py",)
     until = "speculators 0.3.0 is out of use."
     processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
@@ -145,7 +155,7 @@ class VerifierNorm(Adapter):
                 kwargs["verifier_last_hidden_states"] = normed.to(last.dtype)
             return wrapped(*args, **kwargs)
 
-        for target in plan.step(self.name).targets:
+        for target in self.targets_of(plan):
             transaction.wrap(target, norm)
 
 
@@ -177,12 +187,15 @@ class VerifierPrefix(Adapter):
     """Find the verifier's embedding and head whatever stands in front of their names."""
 
     name = "training.verifier_prefix"
-    target = "load_model_layers, as the draft's module names it"
+    order = 1030
+    targets = ("{draft_module}:load_model_layers",)
     vllm = ">=0.11.0"
     downstream = "<0.4"
     changed = "Nothing in vLLM: Kimi-K2.5 names its weights language_model.model.embed_tokens.weight."
     relies = "Asks for model.embed_tokens.weight and lm_head.weight by their whole names."
     does = "Where the checkpoint has no such name and just one that ends in it, that one is read."
+    decided_by = ("trainer",)
+    shown_in = ("tests/e2e/test_pipeline.py",)
     until = "speculators 0.3.0 is out of use; 0.4.0 looks for endings itself."
     processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
@@ -203,7 +216,7 @@ class VerifierPrefix(Adapter):
         def load(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return load_by_ending(wrapped, *args, **kwargs)
 
-        for target in plan.step(self.name).targets:
+        for target in self.targets_of(plan):
             transaction.wrap(target, load)
 
 

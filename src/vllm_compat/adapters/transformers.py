@@ -17,7 +17,8 @@ class TorchAnnotation(Adapter):
     """Give ``transformers.configuration_utils`` the ``torch`` that its annotations name."""
 
     name = "transformers.torch_annotation"
-    target = "transformers.configuration_utils.torch"
+    order = 1110
+    targets = ("transformers.configuration_utils:torch",)
     vllm = ">=0.19.0"
     downstream = "<0.5"
     changed = (
@@ -26,6 +27,7 @@ class TorchAnnotation(Adapter):
     )
     relies = "Its configuration classes are pydantic models, which evaluate inherited annotations."
     does = "Imports torch into that module when it is imported."
+    decided_by = ("transformers",)
     until = "the downstream keeps pydantic away from PreTrainedConfig's annotations."
     processes = frozenset({"driver", "worker"})
     shown_by = (
@@ -47,14 +49,16 @@ class TorchAnnotation(Adapter):
 
             return torch
 
-        transaction.set("transformers.configuration_utils:torch", torch)
+        (target,) = self.targets
+        transaction.set(target, torch)
 
 
 class MissingModules(Adapter):
     """Supply modules that ``transformers`` has removed and the downstream imports at its top."""
 
     name = "transformers.missing_modules"
-    target = "transformers.modeling_attn_mask_utils"
+    order = 1120
+    targets = ("{missing_module}:*",)
     vllm = ">=0.19.0"
     downstream = "<0.5"
     changed = "transformers 5 has removed modeling_attn_mask_utils."
@@ -63,6 +67,7 @@ class MissingModules(Adapter):
         "Supplies the module; each name in it raises an error in words when it is called, which no"
         " extraction does."
     )
+    decided_by = ("transformers",)
     until = "the downstream no longer imports it."
     processes = frozenset({"driver", "worker"})
     shown_by = (
@@ -77,6 +82,9 @@ class MissingModules(Adapter):
         return Need(
             f"transformers {case.environment.version('transformers')} has no {', '.join(missing)}"
         )
+
+    def told(self, plan: Plan) -> tuple[str, ...]:
+        return tuple(f"{module}:*" for module in missing_names(plan.environment))
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         version = plan.environment.version("transformers")

@@ -21,7 +21,13 @@ class Capture(Adapter):
     """Capture with forward hooks instead of the downstream's own loop over one model family."""
 
     name = "worker.capture"
-    target = "HiddenStatesWorkerExtension, as the downstream names it"
+    order = 1210
+    targets = (
+        "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__",
+        "{extension}._setup_hidden_states_capture",
+        "{extension}._reset_capture",
+        "{extension}._get_captured_states",
+    )
     vllm = ">=0.11.0"
     downstream = "<0.5"
     changed = (
@@ -41,6 +47,8 @@ class Capture(Adapter):
         " capture='stock' the downstream's loop stays, fitted to the model's names."
     )
     until = "the downstream captures without replacing forward."
+    stock_starts_without = True
+    witnesses = ("gemma2", "command_r")  # from 0.19 on the downstream's loop is right for Gemma
     processes = frozenset({"driver", "worker"})
     shown_by = (
         "llama, speculators 0.3.0, vLLM 0.16.0: 'LlamaModel' object has no attribute"
@@ -69,7 +77,7 @@ class Capture(Adapter):
         )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        module, _, cls = plan.roles.extension.partition(":")
+        module = plan.roles.extension_module
         made_by: WeakKeyDictionary[Any, list[Patch]] = WeakKeyDictionary()
 
         def setup(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -114,7 +122,5 @@ class Capture(Adapter):
                 run_record.tell_transfer("replies" if refused else "shared memory", refused)
             return result
 
-        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", agree)
-        transaction.wrap(f"{module}:{cls}._setup_hidden_states_capture", setup)
-        transaction.wrap(f"{module}:{cls}._reset_capture", reset)
-        transaction.wrap(f"{module}:{cls}._get_captured_states", states)
+        for target, wrapper in zip(self.targets_of(plan), (agree, setup, reset, states), strict=True):
+            transaction.wrap(target, wrapper)

@@ -74,7 +74,9 @@ class Candidate(Protocol):
     """What the planner needs to know of an adapter (`vllm_compat.adapters.base.Adapter`)."""
 
     name: ClassVar[str]
+    order: ClassVar[int]
     processes: ClassVar[frozenset[str]]
+    excluded_by: ClassVar[tuple[str, ...]]
 
     def need(self, case: Case) -> Need | None:
         """Return why this case needs the adapter, or None."""
@@ -89,7 +91,7 @@ def make_plan(
     switched_off: Collection[str] = (),
     features: Collection[str] = (),
 ) -> Plan:
-    """Return the plan of one (contract, surface, environment) from these adapters, in their order.
+    """Return the plan of one (contract, surface, environment) from these adapters, by their ``order``.
 
     ``switched_off`` names adapters that are left out although needed (ablation); what they would
     repair does not count as unmet, since the caller wants to see the run fail. It may also name
@@ -109,10 +111,7 @@ def make_plan(
     case = Case(contract, surface, environment, findings, roles_of(contract))
     steps = []
     repaired: set[Finding] = set()
-    for adapter in adapters:
-        need = adapter.need(case)
-        if need is None:
-            continue
+    for adapter, need in _needed(adapters, case):
         repaired.update(need.findings)
         if adapter.name in switched_off:
             continue
@@ -141,3 +140,13 @@ def make_plan(
         switched_off=tuple(sorted(switched_off)),
         findings=findings,
     )
+
+
+def _needed(adapters: Sequence[Candidate], case: Case) -> list[tuple[Candidate, Need]]:
+    """Return the adapters that a case needs, in order, but for those that another one excludes."""
+    needs = {adapter.name: need for adapter in adapters if (need := adapter.need(case)) is not None}
+    return [
+        (adapter, needs[adapter.name])
+        for adapter in sorted(adapters, key=lambda adapter: adapter.order)
+        if adapter.name in needs and needs.keys().isdisjoint(adapter.excluded_by)
+    ]

@@ -49,13 +49,6 @@ SHAPES = {
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
 }  # fmt: skip
-NOT_STOCK = (
-    "worker.capture",
-    "scheduler.whole_prompts",
-    "generator.input_order",
-    "save_backlog",
-)
-"""Adapters that stock starts without: left out where stock is measured."""
 
 Tokens = list[list[int]]
 PHASES = ("forward", "reply", "messages", "scheduling", "rest")
@@ -288,10 +281,13 @@ def _plain(options: argparse.Namespace, longest: int) -> Callable[[Tokens], Any]
 
 def _generator(options: argparse.Namespace, longest: int) -> Any:
     import vllm_compat
+    from vllm_compat import features
+    from vllm_compat.adapters import registry
 
     if options.child == "stock":
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # stock knows no other
-        vllm_compat.apply(without=NOT_STOCK)
+        own = [adapter.name for adapter in registry() if adapter.stock_starts_without]
+        vllm_compat.apply(without=[*own, *features.names()])
     else:
         auxiliary = options.child == "auxiliary"  # the strategy; its rows leave as in auto
         vllm_compat.apply(
