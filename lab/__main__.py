@@ -87,8 +87,16 @@ def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_nightly)
 
 
+def _set_up_layers(parser: argparse.ArgumentParser) -> None:
+    from lab.decoder_layers import add_arguments, run_layers
+
+    add_arguments(parser)
+    parser.set_defaults(command=run_layers)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "record": ("record the surface of a vLLM release or nightly", _set_up_record),
+    "layers": ("read what the decoder layers of a vLLM release hand on", _set_up_layers),
     "matrix": ("run stock speculators on real vLLM releases, cell by cell", _set_up_matrix),
     "nightly": ("judge and run a vLLM that is not released yet", _set_up_nightly),
 }

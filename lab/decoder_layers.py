@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
 import re
-import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
 
 from vllm_compat.analysis.decoder_layers import Handed, Place, Sources, read_layer
+from vllm_compat.analysis.surface.files import package_at
 
 _REGISTRY = "vllm.model_executor.models.registry"
 _SECTIONS = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
@@ -25,23 +29,26 @@ _EMBEDS = re.compile(
 )
 
 
+Row = dict[str, Any]
+Found = dict[tuple[Place, Place], tuple[Handed, set[str], set[str]]]
+TABLE = Path(__file__).resolve().parent.parent / "records" / "decoder_layers" / "table.json"
+
+
 class Tree:
     """The Python sources of one release, as a source of modules for the reader."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, source: Path) -> None:
+        self.package = package_at(source, "vllm")
 
     def __call__(self, module: str) -> str | None:
         """Return a module's source."""
-        path = self.folder.joinpath(*module.split("."))
-        for one in (path.with_suffix(".py"), path / "__init__.py"):
-            if one.is_file():
-                return one.read_text(encoding="utf-8")
-        return None
+        content = self.package.source(module)
+        return None if content is None else content.decode("utf-8", "replace")
 
     def is_package(self, module: str) -> bool:
         """Whether a module is a package."""
-        return (self.folder.joinpath(*module.split(".")) / "__init__.py").is_file()
+        found = self.package.locate(module)
+        return bool(found and found[1])
 
 
 @dataclass(frozen=True)
@@ -299,9 +306,10 @@ def _platform(when: Iterable[str]) -> str:
     return "cuda" if tests else ""
 
 
-def read_release(folder: Path) -> dict[tuple[Place, Place], tuple[Handed, set[str], set[str]]]:
+def read_release(folder: Path) -> Found:
+    """Return every decoder layer of a release, and the architectures that have it."""
     release = Release(folder)
-    found: dict[tuple[Place, Place], tuple[Handed, set[str], set[str]]] = {}
+    found: Found = {}
     for use in release.uses():
         key = (use.layer, use.model)
         if key not in found:
@@ -312,28 +320,260 @@ def read_release(folder: Path) -> dict[tuple[Place, Place], tuple[Handed, set[st
     return found
 
 
-if __name__ == "__main__":
-    start = time.time()
-    table = read_release(Path(sys.argv[1]))
-    for (layer, model), (handed, archs, platforms) in table.items():
-        cases = "; ".join(
-            f"{c.kind.value}[{c.stream}]"
-            + (f" when {c.when}" if c.when else "")
-            + (f" <{c.reason}>" if c.reason else "")
-            + (f" ({c.next_norm.rpartition(':')[2]},{c.final_norm.rpartition(':')[2]})")
-            for c in handed.cases
+def rows_of(found: Found, sources: Sources) -> list[Row]:
+    """Return one release's rows: what the table keeps of each layer."""
+    rows = []
+    for (layer, model), (handed, architectures, _) in found.items():
+        sums = by_parameter_order(sources, layer)
+        cases = []
+        for case in handed.cases[:6]:
+            proof = [f"next norm {_place(case.next_norm)}"] if case.next_norm else []
+            proof += [f"final norm {_place(case.final_norm)}"] if case.final_norm else []
+            entry: Row = {"kind": case.kind.value, "stream": case.stream, "proof": "; ".join(proof)}
+            entry["when"] = [text[:120] for text in case.when[:3]]
+            entry["reason"] = _place(case.reason)
+            entry["today"] = _today(case.returned, sums)
+            cases.append({key: value for key, value in entry.items() if value})
+        rows.append(
+            {
+                "layer": layer.name,
+                "file": _file(layer.module),
+                "model": model.name,
+                "kind": handed.kind.value,
+                "cases": cases,
+                "architectures": sorted(architectures),
+            }
         )
-        print(
-            layer.module.replace("vllm.model_executor.models.", "~"),
-            layer.name,
-            "|",
-            model.name,
-            "|",
-            ",".join(platforms),
-            "|",
-            "keeps" if handed.keeps else "",
-            len(archs),
-            "|",
-            cases,
+    return sorted(rows, key=lambda row: (row["file"], row["layer"], row["model"]))
+
+
+def by_parameter_order(sources: Sources, layer: Place) -> bool | None:
+    """Return what the order of use in a layer's ``forward`` alone says (`capture.layers.leaves_the_sum`)."""
+    from vllm_compat.capture import layers
+
+    for place in sources.mro(layer):
+        node = sources.cls(place)
+        own = (
+            [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "forward"]
+            if node
+            else []
         )
-    print(len(table), time.time() - start, file=sys.stderr)
+        if not own:
+            continue
+        returned = [n.value for n in ast.walk(own[0]) if isinstance(n, ast.Return)]
+        if all(map(layers._hands_on, returned)):
+            continue
+        pairs = [v for v in returned if isinstance(v, ast.Tuple) and len(v.elts) > 1]
+        names = {ast.unparse(v.elts[1]) for v in pairs} - {"None"}
+        if len(names) != 1:
+            return None
+        name = next(iter(names))
+        if not name.isidentifier():
+            return None
+        arguments = own[0].args
+        if name not in [a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]:
+            return False
+        first = layers._first_uses(own[0].body, name)
+        if first <= {"store", "none"}:
+            return False
+        return True if first <= {"load", "none"} else None
+    return None
+
+
+def _today(returned: tuple[str, ...], sums: bool | None) -> str:
+    """Return what capture takes for the stream where it goes by the order of use alone."""
+    if returned in (("tensor",), ("?",)):
+        return "the output"
+    if len(returned) < 2:
+        return ""
+    if len(returned) > 2 and not sums:
+        return "refused"
+    if returned[1] == "None":
+        return "1st"
+    if returned[:2] != ("tensor", "tensor") or sums is None:
+        return "refused"
+    return "1st + 2nd" if sums else "1st"
+
+
+def _file(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _place(text: str) -> str:
+    return re.sub(r"vllm(\.\w+)+(?=:\d)", lambda found: _file(found[0]), text)
+
+
+def make_table(releases: Mapping[str, list[Row]]) -> Row:
+    """Return the table: a row once for all releases in a row in which it reads the same."""
+    order = sorted(releases, key=Version)
+    open_rows: dict[tuple[str, ...], Row] = {}
+    done: list[Row] = []
+    counts: dict[str, dict[str, int]] = {}
+    for number, version in enumerate(order):
+        counts[version] = {}
+        for row in releases[version]:
+            counts[version][row["kind"]] = counts[version].get(row["kind"], 0) + 1
+            key = (row["file"], row["layer"], row["model"])
+            last = open_rows.get(key)
+            if last and last["last"] == number - 1 and _signature(last) == _signature(row):
+                last.update({**row, "first": last["first"], "last": number})
+                continue
+            open_rows[key] = {**row, "first": number, "last": number}
+            done.append(open_rows[key])
+    for row in done:
+        first, last = order[row.pop("first")], order[row.pop("last")]
+        row["releases"] = [first, last]
+    done.sort(key=lambda row: (row["file"], row["layer"], row["model"], Version(row["releases"][0])))
+    return {"kind": "decoder layers", "releases": order, "counts": counts, "rows": done}
+
+
+def _signature(row: Row) -> str:
+    cases = [{k: v for k, v in case.items() if k not in ("proof", "when")} for case in row["cases"]]
+    return re.sub(r":\d+", "", json.dumps([row["kind"], cases], sort_keys=True))
+
+
+def releases_of(table: Row) -> dict[str, list[Row]]:
+    """Return a table's rows by release, as `make_table` takes them."""
+    order = table["releases"]
+    found: dict[str, list[Row]] = {version: [] for version in order}
+    for row in table["rows"]:
+        first, last = (order.index(version) for version in row["releases"])
+        plain = {key: value for key, value in row.items() if key != "releases"}
+        for version in order[first : last + 1]:
+            found[version].append(plain)
+    return found
+
+
+def write_table(table: Row, path: Path = TABLE) -> None:
+    """Write the table, one row a line."""
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in table["rows"])
+    head = json.dumps(
+        {key: value for key, value in table.items() if key != "rows"}, separators=(",", ":")
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head[:-1]},"rows":[\n{rows}\n]}}\n', encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "source", nargs="+", type=Path, help="a wheel, an sdist or a folder that holds vLLM"
+    )
+    parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE", help="the table to add to")
+
+
+def run_layers(options: argparse.Namespace) -> int:
+    """Read the decoder layers of sources and put them into the table, in place of older readings."""
+    releases = releases_of(json.loads(options.table.read_text())) if options.table.exists() else {}
+    for source in options.source:
+        package = package_at(source, "vllm")
+        release = Release(source)
+        version = package.version.partition("+")[0]
+        releases[version] = rows_of(read_release(source), release.sources)
+        print(f"{version}: {len(releases[version])} layer classes", flush=True)
+    write_table(make_table(releases), options.table)
+    return 0
+
+
+# What people train drafts for, and a part of the architectures' names.
+FAMILIES = {
+    "Llama": "LlamaForCausalLM",
+    "Llama 4": "Llama4ForC",
+    "Qwen3": "Qwen3ForCausalLM",
+    "Qwen3-MoE": "Qwen3MoeForCausalLM",
+    "Qwen3-Next": "Qwen3NextForCausalLM",
+    "Qwen3.5": "Qwen3_5ForC",
+    "Qwen3.5-MoE": "Qwen3_5MoeForC",
+    "DeepSeek-V3": "DeepseekV3ForCausalLM",
+    "DeepSeek-V3.2": "DeepseekV32ForCausalLM",
+    "DeepSeek-V4": "DeepseekV4ForC",
+    "DeepSeek-V4.1": "DeepseekV41",
+    "GLM-4.5": "Glm4MoeForCausalLM",
+    "GLM-5": "GlmMoeDsaForCausalLM",
+    "Kimi-K2.5, K2.6": "KimiK25ForConditionalGeneration",
+    "Kimi-K3": "KimiK3ForConditionalGeneration",
+    "Kimi-Linear": "KimiLinearForCausalLM",
+    "MiniMax-M2": "MiniMaxM2ForCausalLM",
+    "MiniMax-M3": "MiniMaxM3Sparse",
+    "Mistral Large 3": "MistralLarge3ForCausalLM",
+    "Mistral Large 4": "MistralLarge4ForCausalLM",
+    "Gemma-3n": "Gemma3nForC",
+    "Gemma 4": "Gemma4ForC",
+    "gpt-oss": "GptOssForCausalLM",
+    "Nemotron-H": "NemotronHForCausalLM",
+    "Step-3": "Step3TextForCausalLM",
+    "ERNIE 4.5": "Ernie4_5",
+    "Hunyuan": "HunYuan",
+}
+
+
+def differs(row: Row) -> list[Row]:
+    """Return a row's cases where going by the order of use alone takes something else for the stream."""
+    return [case for case in row["cases"] if case.get("today", "") not in ("", case.get("stream", ""))]
+
+
+def as_markdown(table: Row) -> list[str]:
+    """Return the section of the families' page."""
+    order = table["releases"]
+    parts = [
+        "## What decoder layers hand on",
+        "",
+        "Read by `python3 -m lab layers` from the sources of vLLM"
+        f" {order[0]} to {order[-1]} ([table](../records/decoder_layers/table.json)), not run: the model's"
+        " loop over its layers is followed, and what the next layer's norm and the model's final norm read"
+        " says what the returned values are. *partial*: the norm reduces over the tensor-parallel ranks,"
+        " so what is handed on is one rank's part. Files in a folder `nvidia`, `amd`, `cpu` or `xpu` are"
+        " for that platform only. *Unknown* is not proven, and not proven wrong.",
+        "",
+        "| model | layer | vLLM | the stream is | read by |",
+        "|---|---|---|---|---|",
+    ]
+    for name, start in FAMILIES.items():
+        for row in table["rows"]:
+            if any(one.startswith(start) for one in row["architectures"]):
+                proof = next((c["proof"] for c in row["cases"] if c.get("proof")), "")
+                parts.append(
+                    f"| {name} | `{row['layer']}` in `{_short(row['file'])}` | {_range(row)} |"
+                    f" {_said(row['cases'])} | {_short(proof)} |"
+                )
+    parts += ["", "Classes a release, by what is proven of them:", ""]
+    kinds = ["stream", "first", "sum", "other sum", "partial", "several", "unknown"]
+    parts += ["| vLLM | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    for version in order:
+        counts = table["counts"][version]
+        parts.append(f"| {version} | " + " | ".join(str(counts.get(kind, 0)) for kind in kinds) + " |")
+    parts += [
+        "",
+        "Where the order in which `forward` uses its parameters says something else than the norms do:",
+        "",
+        "| layer | vLLM | by order of use | by the norms |",
+        "|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        if odd := differs(row):
+            orders = ", ".join(sorted({case["today"] for case in odd}))
+            parts.append(
+                f"| `{row['layer']}` in `{_short(row['file'])}` | {_range(row)} | {orders} | {_said(odd)} |"
+            )
+    return parts
+
+
+def _short(text: str) -> str:
+    return text.replace("vllm/model_executor/models/", "").replace("vllm/models/", "models/")
+
+
+def _range(row: Row) -> str:
+    first, last = row["releases"]
+    return first if first == last else f"{first} – {last}"
+
+
+def _said(cases: list[Row]) -> str:
+    words = []
+    for case in cases:
+        text = case["kind"] + (f": {case['stream']}" if case.get("stream") else "")
+        if case["kind"] in ("unknown", "several") and case.get("reason"):
+            text += f" ({_short(case['reason'])})"
+        if len(cases) > 1 and case.get("when"):
+            text += f", where `{case['when'][0][:60]}`"
+        words.append(text.replace("|", "\\|"))
+    return "; ".join(dict.fromkeys(words))

@@ -151,6 +151,7 @@ def preflighted(path: str, record: dict[str, Any]) -> list[str]:
 
 def families() -> str:
     """Return the page of model families: what each is there for, and how far its rows were off."""
+    from lab import decoder_layers
     from vllm_compat.trial.families import FAMILIES
 
     runs: dict[tuple[str, ...], dict[str, str]] = {}
@@ -193,6 +194,8 @@ def families() -> str:
         off = f"`{', '.join(cell['without'])}`" if cell["without"] else "(an earlier vllm_compat)"
         version = cell["versions"].get("vllm", "")
         parts.append(f"| {where} | {version} | {cell['model']} | {off} | {words} |")
+    for _, table in records("decoder layers", "decoder_layers"):
+        parts += ["", *decoder_layers.as_markdown(table)]
     for path, record in records("faults", "families"):
         parts += [
             "",
