@@ -77,7 +77,7 @@ class Release:
             node = names.get(section)
             if not isinstance(node, ast.Dict):
                 continue
-            for key, value in zip(node.keys, node.values):
+            for key, value in zip(node.keys, node.values, strict=False):
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
                     module, name = (str(ast.literal_eval(one)) for one in value.elts[:2])
                     if not module.startswith("vllm."):
@@ -104,7 +104,7 @@ class Release:
 
     def _defaults(self, place: Place) -> dict[str, Place]:
         """Return the classes that are defaults of parameters in a class, or passed by keyword."""
-        cache = self.__dict__.setdefault("_default_classes", {})
+        cache: dict[Place, dict[str, Place]] = self.__dict__.setdefault("_default_classes", {})
         if place in cache:
             return cache[place]
         found: dict[str, Place] = {}
@@ -114,8 +114,10 @@ class Release:
             pairs: list[tuple[str, ast.expr]] = []
             if isinstance(inner, ast.arguments):
                 names = [*inner.posonlyargs, *inner.args]
-                pairs = [(a.arg, d) for a, d in zip(names[::-1], inner.defaults[::-1])]
-                pairs += [(a.arg, d) for a, d in zip(inner.kwonlyargs, inner.kw_defaults) if d]
+                pairs = [(a.arg, d) for a, d in zip(names[::-1], inner.defaults[::-1], strict=False)]
+                pairs += [
+                    (a.arg, d) for a, d in zip(inner.kwonlyargs, inner.kw_defaults, strict=False) if d
+                ]
             elif isinstance(inner, ast.keyword) and inner.arg:
                 pairs = [(inner.arg, inner.value)]
             for name, value in pairs:
@@ -137,7 +139,7 @@ class Release:
 
     def _references(self, place: Place) -> set[Place]:
         key = place
-        cache = self.__dict__.setdefault("_refs", {})
+        cache: dict[Place, set[Place]] = self.__dict__.setdefault("_refs", {})
         if key in cache:
             return cache[key]
         found: set[Place] = set()
@@ -159,7 +161,7 @@ class Release:
         return found
 
     def _is_decoder(self, place: Place) -> bool:
-        cache = self.__dict__.setdefault("_decoders", {})
+        cache: dict[Place, bool] = self.__dict__.setdefault("_decoders", {})
         if place not in cache:
             cache[place] = self._looks_like_decoder(place)
         return cache[place]
@@ -175,7 +177,7 @@ class Release:
 
     def lists(self, model: Place) -> list[tuple[str, tuple[Place, ...]]]:
         """Return a model's lists of layers: attribute, and the classes that it may hold."""
-        cache = self.__dict__.setdefault("_lists", {})
+        cache: dict[Place, list[tuple[str, tuple[Place, ...]]]] = self.__dict__.setdefault("_lists", {})
         if model in cache:
             return cache[model]
         cache[model] = result = []
@@ -235,9 +237,11 @@ class Release:
                 local.setdefault(inner.name, []).append(inner)
         arguments = function.args
         names = [*arguments.posonlyargs, *arguments.args]
-        for one, default in zip(names[len(names) - len(arguments.defaults) :], arguments.defaults):
+        for one, default in zip(
+            names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=False
+        ):
             local.setdefault(one.arg, []).append(default)
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
             if default is not None:
                 local.setdefault(one.arg, []).append(default)
         seen: set[str] = set()

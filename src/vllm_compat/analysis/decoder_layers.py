@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
+from typing import TypeAlias
 
 SourceOf = Callable[[str], "str | None"]
 """The source of a module by its dotted name, or None."""
@@ -398,7 +399,7 @@ class _Layers:
     """The list of layers."""
 
 
-_Value = "_Sum | _Tuple | _Constant | _Instance | _Layers"
+_Value: TypeAlias = "_Sum | _Tuple | _Constant | _Instance | _Layers"
 
 _NONE = _Constant(None)
 
@@ -526,6 +527,7 @@ class _Run:
         self.turn = 0
         self.steps = 0
         self.reads: list[_Read] = []
+        self.blocks: list[_Read] = []
         self.handed: list[_Value] = []
         self.used: set[str] = set()
         self.methods: list[str] = []
@@ -560,14 +562,14 @@ class _Run:
             env[names.pop(0)] = own
         defaults: list[ast.expr | None] = [None] * (len(names) - len(arguments.defaults))
         for name, default in zip(
-            names, [*defaults, *arguments.defaults][-len(names) :] if names else []
+            names, [*defaults, *arguments.defaults][-len(names) :] if names else [], strict=False
         ):
             given_none = isinstance(default, ast.Constant) and depth > 0
             env[name] = _Constant(default.value) if given_none else _opaque()  # type: ignore[union-attr]
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults):
+        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
             given_none = isinstance(default, ast.Constant) and depth > 0
             env[one.arg] = _Constant(default.value) if given_none else _opaque()  # type: ignore[union-attr]
-        env.update(zip(names, positional))
+        env.update(zip(names, positional, strict=False))
         rest = {k: v for k, v in named.items() if k not in env}
         env.update({k: v for k, v in named.items() if k in env})
         if arguments.kwarg:
@@ -767,7 +769,7 @@ class _Run:
         names = [n for n in ast.walk(target) if isinstance(n, ast.Name)]
         chosen = names[-1]
         if isinstance(over, ast.Call) and _text(over.func) == "zip" and isinstance(target, ast.Tuple):
-            for one, argument in zip(target.elts, over.args):
+            for one, argument in zip(target.elts, over.args, strict=False):
                 if self.layers in _text(argument) and isinstance(one, ast.Name):
                     chosen = one
         for one in names:
@@ -1028,7 +1030,16 @@ class _Run:
             return self._followed(module, found, positional, named, depth) if found else _opaque()
         if _is_norm(module):
             return self._norm_module(node, module, place, positional, named, depth)
+        self._block_read(node, place, positional, named)
         return _opaque(self._all(positional, named))
+
+    def _block_read(
+        self, node: ast.Call, place: Place, positional: list[_Value], named: dict[str, _Value]
+    ) -> None:
+        """Note what a block (attention, say) reads as it was handed on, without a norm before it."""
+        direct = [v for v in (*positional, *named.values()) if isinstance(v, _Sum) and _slots_in(v)]
+        if len(direct) == 1 and self.inside:
+            self.blocks.append(_Read(self.turn, _bare(direct[0]), f"{place.module}:{node.lineno}"))
 
     def _unresolved_norm(
         self,
@@ -1285,7 +1296,7 @@ def read_layer(
     ways = [way for way in ways if not _does_nothing(way[0])] or ways
     cases = [_case(sources, run, layer, model, failed) for run, failed in ways]
     called = any(run.handed for run, _ in ways)
-    keeps = any(_keeps(run, case) for (run, _), case in zip(ways, cases))
+    keeps = any(_keeps(run, case) for (run, _), case in zip(ways, cases, strict=False))
     handed = Handed(layer, model, _merged(cases), called, keeps)
     for other in others:
         there = read_layer(other, model, layers, sources)
@@ -1329,9 +1340,27 @@ def _case(sources: Sources, run: _Run, layer: Place, model: Place, failed: str) 
     if streams := _several(sources, layer, model, _STREAMS):
         return Case(Kind.SEVERAL, "", when, reason=streams, returned=_returned(run))
     case = replace(_read_case(run, when, failed), returned=_returned(run))
+    if case.proven and case.kind != Kind.PARTIAL and (left_out := _leaves_out(sources, layer)):
+        return replace(case, kind=Kind.UNKNOWN, reason=left_out)
     if not case.proven and (streams := _several(sources, layer, model, _EARLIER)):
         return replace(case, kind=Kind.SEVERAL, stream="", reason=streams)
     return case
+
+
+def _leaves_out(sources: Sources, layer: Place) -> str:
+    """Return why a layer may hand on a partial sum though no norm is seen to reduce it."""
+    lineage = sources.mro(layer)
+    if any(_REDUCES.search(sources.text(place)) for place in lineage):
+        return ""
+    for place in lineage:
+        for node in ast.walk(sources.cls(place) or ast.Module([], [])):
+            if (
+                isinstance(node, ast.keyword)
+                and node.arg == "reduce_results"
+                and _text(node.value) == "False"
+            ):
+                return f"reduce_results=False at {place.module}:{node.lineno}, and nothing is seen to reduce"
+    return ""
 
 
 def _returned(run: _Run) -> tuple[str, ...]:
@@ -1370,6 +1399,8 @@ def _read_case(run: _Run, when: tuple[str, ...], failed: str) -> Case:
         if touched is not None:
             reason = f"the norm at {touched.where} reads something made from it that is not followed"
         return Case(Kind.UNKNOWN, "", when, reason=reason)
+    if entry is None:  # norms stand behind the blocks: what the next layer's first block reads
+        entry = next((r for r in run.blocks if _turns(r.value) == {1} and last > 1), None)
     said = {_said(read.value) for read in (entry, final) if read is not None}
     places = (entry.where if entry else "", final.where if final else "")
     if len(said) > 1:
