@@ -241,26 +241,27 @@ class Release:
             names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=False
         ):
             local.setdefault(one.arg, []).append(default)
-        for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
-            if default is not None:
-                local.setdefault(one.arg, []).append(default)
-        seen: set[str] = set()
+        for one, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
+            if given is not None:
+                local.setdefault(one.arg, []).append(given)
+        seen: set[tuple[str, str]] = set()
         pending: list[tuple[str, ast.AST]] = [(owner.module, value)]
         for module, node in pending:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "self":
                     method = self.sources.method(owner, inner.attr)
-                    if method and inner.attr not in seen:
-                        seen.add(inner.attr)
+                    key = ("self", inner.attr)
+                    if method and key not in seen:
+                        seen.add(key)
                         pending.append((method[0].module, method[1]))
                         continue
-                    at = self.sources.attribute(owner, inner.attr)
-                    if at and inner.attr not in seen:
-                        seen.add(inner.attr)
-                        pending.append((at[0].module, at[1]))
+                    assigned = self.sources.attribute(owner, inner.attr)
+                    if assigned and key not in seen:
+                        seen.add(key)
+                        pending.append((assigned[0].module, assigned[1]))
                 if not isinstance(inner, ast.Name) or (module, inner.id) in seen:
                     continue
-                seen.add((module, inner.id))  # type: ignore[arg-type]
+                seen.add((module, inner.id))
                 if inner.id in over:
                     found += [p for p in over[inner.id] if p not in found]
                     continue
@@ -276,9 +277,12 @@ class Release:
                     if isinstance(node_at, ast.ClassDef):
                         if self._is_layer(at) and at not in found:
                             found.append(at)
-                    elif isinstance(node_at, ast.FunctionDef) and _is_model_module(at.module):
-                        if at.name not in ("make_layers", "maybe_prefix", "extract_layer_index"):
-                            pending.append((at.module, node_at))
+                    elif (
+                        isinstance(node_at, ast.FunctionDef)
+                        and _is_model_module(at.module)
+                        and at.name not in ("make_layers", "maybe_prefix", "extract_layer_index")
+                    ):
+                        pending.append((at.module, node_at))
         return tuple(found)
 
     def _is_layer(self, place: Place) -> bool:
@@ -352,7 +356,7 @@ def rows_of(found: Found, sources: Sources) -> list[Row]:
 
 
 def by_parameter_order(sources: Sources, layer: Place) -> bool | None:
-    """Return what the order of use in a layer's ``forward`` alone says (`capture.layers.leaves_the_sum`)."""
+    """Return what `capture.layers.leaves_the_sum` says, from a layer's source."""
     from vllm_compat.capture import layers
 
     for place in sources.mro(layer):
@@ -425,8 +429,7 @@ def make_table(releases: Mapping[str, list[Row]]) -> Row:
             open_rows[key] = {**row, "first": number, "last": number}
             done.append(open_rows[key])
     for row in done:
-        first, last = order[row.pop("first")], order[row.pop("last")]
-        row["releases"] = [first, last]
+        row["releases"] = [order[row.pop("first")], order[row.pop("last")]]
     done.sort(key=lambda row: (row["file"], row["layer"], row["model"], Version(row["releases"][0])))
     return {"kind": "decoder layers", "releases": order, "counts": counts, "rows": done}
 
@@ -523,11 +526,13 @@ def as_markdown(table: Row) -> list[str]:
         "## What decoder layers hand on",
         "",
         "Read by `python3 -m lab layers` from the sources of vLLM"
-        f" {order[0]} to {order[-1]} ([table](../records/decoder_layers/table.json)), not run: the model's"
-        " loop over its layers is followed, and what the next layer's norm and the model's final norm read"
-        " says what the returned values are. *partial*: the norm reduces over the tensor-parallel ranks,"
+        f" {order[0]} to {order[-1]} ([table](../records/decoder_layers/table.json)), not run: the"
+        " model's loop over its layers is followed, and what the next layer's norm and the model's final"
+        " norm read says what the returned values are. *partial*: the norm reduces over the"
+        " tensor-parallel ranks,"
         " so what is handed on is one rank's part. Files in a folder `nvidia`, `amd`, `cpu` or `xpu` are"
-        " for that platform only. *Unknown* is not proven, and not proven wrong.",
+        " for that platform only. *Unknown* is not proven, and not proven wrong. A layer stands by every"
+        " model whose classes can reach it in the last release of its range, so by more than use it.",
         "",
         "| model | layer | vLLM | the stream is | read by |",
         "|---|---|---|---|---|",
@@ -556,9 +561,8 @@ def as_markdown(table: Row) -> list[str]:
     for row in table["rows"]:
         if odd := differs(row):
             orders = ", ".join(sorted({case["today"] for case in odd}))
-            parts.append(
-                f"| `{row['layer']}` in `{_short(row['file'])}` | {_range(row)} | {orders} | {_said(odd)} |"
-            )
+            where = f"`{row['layer']}` in `{_short(row['file'])}`"
+            parts.append(f"| {where} | {_range(row)} | {orders} | {_said(odd)} |")
     return parts
 
 

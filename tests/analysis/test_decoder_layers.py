@@ -77,7 +77,10 @@ def test_one_tensor_is_the_stream() -> None:
         x = hidden_states + self.self_attn(self.input_layernorm(hidden_states))
         return x + self.mlp(self.post_attention_layernorm(x))
 """
-    loop, end = "hidden_states = layer(positions, hidden_states, None)", "hidden_states = self.norm(hidden_states)"
+    loop, end = (
+        "hidden_states = layer(positions, hidden_states, None)",
+        "hidden_states = self.norm(hidden_states)",
+    )
     assert said(read(body, loop, end)) == [(Kind.STREAM, "the output")]
 
 
@@ -115,7 +118,8 @@ def test_a_deferred_reduction_is_told_with_its_condition() -> None:
         if residual is None:
             residual, hidden_states = hidden_states, self.input_layernorm(hidden_states)
         elif self.defer:
-            hidden_states, residual = fused_allreduce_rms_norm(hidden_states, residual, self.input_layernorm)
+            norm = self.input_layernorm
+            hidden_states, residual = fused_allreduce_rms_norm(hidden_states, residual, norm)
         else:
             hidden_states, residual = self.input_layernorm(hidden_states, residual)
         return self.mlp(hidden_states), residual
@@ -169,7 +173,10 @@ def test_several_streams_are_named() -> None:
 
 
 def test_a_forward_that_the_model_never_calls_is_said() -> None:
-    extra = "    def step(self, hidden_states, residual):\n        return self.mlp(hidden_states), residual\n"
+    extra = """
+    def step(self, hidden_states, residual):
+        return self.mlp(hidden_states), residual
+"""
     handed = read(PAIR, "hidden_states, residual = layer.step(hidden_states, residual)", extra=extra)
     assert not handed.called
     assert "no hook fires" in handed.cases[0].reason

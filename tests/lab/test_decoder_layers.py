@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from lab.decoder_layers import TABLE, make_table, releases_of
+
 from vllm_compat.analysis.surface.recorded import recorded_versions
 
 READ: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))

@@ -41,7 +41,7 @@ class Kind(str, Enum):
     OTHER = "other sum"
     """The stream is another one, or another sum, of the returned values (`Case.stream` says which)."""
     PARTIAL = "partial"
-    """As `SUM` (`Case.stream`), but what is reduced is one rank's partial sum: the next norm reduces it."""
+    """As `SUM` (`Case.stream`), but one part is a rank's partial sum, which the next norm reduces."""
     SEVERAL = "several"
     """Several streams a token (hyper-connections, AltUp, residuals of earlier blocks)."""
     UNKNOWN = "unknown"
@@ -240,7 +240,7 @@ class Sources:
     def method(
         self, place: Place, name: str, after: Place | None = None
     ) -> tuple[Place, ast.FunctionDef] | None:
-        """Return a method and the class that defines it; ``after``: as ``super()`` in that class sees."""
+        """Return a method and the class that defines it; ``after``: as ``super()`` there."""
         lineage = self.mro(place)
         if after is not None and after in lineage:
             lineage = lineage[lineage.index(after) + 1 :]
@@ -637,7 +637,7 @@ class _Run:
         if isinstance(target, ast.Name):
             env[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)):
-            for one, item in zip(target.elts, self._items(value, len(target.elts))):
+            for one, item in zip(target.elts, self._items(value, len(target.elts)), strict=False):
                 self._bind(one.value if isinstance(one, ast.Starred) else one, item, env, depth)
         elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
             name = target.value.id
@@ -702,7 +702,7 @@ class _Run:
                 return decisive
             return None if None in parts else not decisive
         text = _text(test)
-        if text in _ALWAYS or text.endswith(".is_last_rank") or text.endswith(".is_first_rank"):
+        if text in _ALWAYS or text.endswith((".is_last_rank", ".is_first_rank")):
             return True
         if (
             isinstance(test, ast.Compare)
@@ -878,10 +878,13 @@ class _Run:
             index = node.slice.value
             if isinstance(index, int) and -len(base.items) <= index < len(base.items):
                 return base.items[index]
-        if isinstance(base, _Sum) and isinstance(node.slice, ast.Constant):
-            if isinstance(node.slice.value, int):
-                items = self._items(base, node.slice.value + 1)
-                return items[-1] if items and items[-1] != base else _opaque(_deps(base))
+        if (
+            isinstance(base, _Sum)
+            and isinstance(node.slice, ast.Constant)
+            and isinstance(node.slice.value, int)
+        ):
+            items = self._items(base, node.slice.value + 1)
+            return items[-1] if items and items[-1] != base else _opaque(_deps(base))
         if isinstance(base, _Tuple) and isinstance(node.slice, ast.Slice) and _deps(base):
             return base
         if isinstance(base, _Sum) and isinstance(node.slice, (ast.Slice, ast.Tuple)):
@@ -1201,8 +1204,8 @@ class _Run:
         if reduces:
             first = self._reduced(first)  # type: ignore[assignment]
         second = tensors[1] if len(tensors) > 1 else None
-        total = first if second is None else _add(first, second)  # type: ignore[arg-type]
-        self.reads.append(_Read(self.turn, _bare(total), f"{place.module}:{node.lineno}"))  # type: ignore[arg-type]
+        total = first if second is None else _add(first, second)
+        self.reads.append(_Read(self.turn, _bare(total), f"{place.module}:{node.lineno}"))
         normed = _opaque(_deps(total))
         two = second is not None or "residual" in named
         return (
@@ -1359,7 +1362,8 @@ def _leaves_out(sources: Sources, layer: Place) -> str:
                 and node.arg == "reduce_results"
                 and _text(node.value) == "False"
             ):
-                return f"reduce_results=False at {place.module}:{node.lineno}, and nothing is seen to reduce"
+                where = f"{place.module}:{node.lineno}"
+                return f"reduce_results=False at {where}, and nothing is seen to reduce"
     return ""
 
 
