@@ -1,0 +1,587 @@
+"""The table of decoder layers: what each hands on, read from releases' sources."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from lab.layer_reading import Handed, Place, Sources, read_layer
+from vllm_compat.analysis.surface.files import package_at
+
+_REGISTRY = "vllm.model_executor.models.registry"
+_SECTIONS = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+_OTHER = re.compile(
+    r"vision|visual|audio|vit(_|\d|$|model|encoder)|siglip|clip|encoder|tower|projector|resampler|perceiver"
+    r"|qformer|mtp|draft|eagle|medusa|dspark|dflash|whisper|speech|conformer|bert|transformers",
+    re.IGNORECASE,
+)
+_EMBEDS = re.compile(
+    r"VocabParallelEmbedding|embed_tokens|embed_input_ids|get_input_embeddings|make_input_emb"
+)
+
+
+Row = dict[str, Any]
+Found = dict[tuple[Place, Place], tuple[Handed, set[str], set[str]]]
+TABLE = Path(__file__).resolve().parent.parent / "records" / "decoder_layers" / "table.json"
+
+
+class Tree:
+    """The Python sources of one release, as a source of modules for the reader."""
+
+    def __init__(self, source: Path) -> None:
+        self.package = package_at(source, "vllm")
+
+    def __call__(self, module: str) -> str | None:
+        """Return a module's source."""
+        content = self.package.source(module)
+        return None if content is None else content.decode("utf-8", "replace")
+
+    def is_package(self, module: str) -> bool:
+        """Whether a module is a package."""
+        found = self.package.locate(module)
+        return bool(found and found[1])
+
+
+@dataclass(frozen=True)
+class Use:
+    """A layer class in a model class's list, and an architecture that has it on some platforms."""
+
+    layer: Place
+    model: Place
+    attribute: str
+    architecture: str
+    platforms: tuple[str, ...] = ()
+
+
+class Release:
+    """One release's models: architectures, the model classes below them, their lists of layers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sources = Sources(Tree(folder))
+
+    @cached_property
+    def architectures(self) -> dict[str, tuple[str, str]]:
+        """Return module and class of every architecture that generates text."""
+        found: dict[str, tuple[str, str]] = {}
+        names = self.sources.names(_REGISTRY)
+        for section in _SECTIONS:
+            node = names.get(section)
+            if not isinstance(node, ast.Dict):
+                continue
+            for key, value in zip(node.keys, node.values, strict=False):
+                if isinstance(key, ast.Constant) and isinstance(value, ast.Tuple):
+                    module, name = (str(ast.literal_eval(one)) for one in value.elts[:2])
+                    if not module.startswith("vllm."):
+                        module = f"vllm.model_executor.models.{module}"
+                    found[str(key.value)] = (module, name)
+        return found
+
+    def uses(self) -> Iterator[Use]:
+        """Return every decoder layer of every architecture."""
+        for architecture, (module, name) in self.architectures.items():
+            for place, when in self.sources.places(module, name):
+                for model in self._below(place):
+                    for attribute, layers in self.lists(model):
+                        for layer in self._given(place, layers):
+                            yield Use(layer, model, attribute, architecture, (_platform(when),))
+
+    def _given(self, top: Place, layers: tuple[Place, ...]) -> tuple[Place, ...]:
+        """Return the layers that an architecture gives its model in place of the model's default."""
+        for one in self.sources.mro(top):
+            for name, given in self._defaults(one).items():
+                if "layer" in name and any(base in layers for base in self.sources.mro(given)):
+                    return (given,)
+        return layers
+
+    def _defaults(self, place: Place) -> dict[str, Place]:
+        """Return the classes that are defaults of parameters in a class, or passed by keyword."""
+        cache: dict[Place, dict[str, Place]] = self.__dict__.setdefault("_default_classes", {})
+        if place in cache:
+            return cache[place]
+        found: dict[str, Place] = {}
+        cache[place] = found
+        node = self.sources.cls(place)
+        for inner in ast.walk(node) if node else []:
+            pairs: list[tuple[str, ast.expr]] = []
+            if isinstance(inner, ast.arguments):
+                names = [*inner.posonlyargs, *inner.args]
+                pairs = [(a.arg, d) for a, d in zip(names[::-1], inner.defaults[::-1], strict=False)]
+                pairs += [
+                    (a.arg, d) for a, d in zip(inner.kwonlyargs, inner.kw_defaults, strict=False) if d
+                ]
+            elif isinstance(inner, ast.keyword) and inner.arg:
+                pairs = [(inner.arg, inner.value)]
+            for name, value in pairs:
+                at = self.sources.one(place.module, value) if isinstance(value, ast.Name) else None
+                if at and self.sources.cls(at):
+                    found.setdefault(name, at)
+        return found
+
+    def _below(self, top: Place) -> list[Place]:
+        """Return the decoder model classes that a class makes, itself included."""
+        seen = {top}
+        pending = [top]
+        for place in pending:
+            for found in self._references(place):
+                if found not in seen:
+                    seen.add(found)
+                    pending.append(found)
+        return [p for p in pending if self._is_decoder(p)]
+
+    def _references(self, place: Place) -> set[Place]:
+        key = place
+        cache: dict[Place, set[Place]] = self.__dict__.setdefault("_refs", {})
+        if key in cache:
+            return cache[key]
+        found: set[Place] = set()
+        for one in self.sources.mro(place):
+            node = self.sources.cls(one)
+            if node is None or not _is_model_module(one.module):
+                continue
+            for name in {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id[:1].isupper()}:
+                for at, _ in self.sources.places(one.module, name):
+                    if _is_model_module(at.module) and self.sources.method(at, "forward"):
+                        found.add(at)
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.keyword) and inner.arg == "architectures":
+                    for arch in ast.walk(inner.value):
+                        if isinstance(arch, ast.Constant) and arch.value in self.architectures:
+                            for at, _ in self.sources.places(*self.architectures[str(arch.value)]):
+                                found.add(at)
+        cache[key] = found
+        return found
+
+    def _is_decoder(self, place: Place) -> bool:
+        cache: dict[Place, bool] = self.__dict__.setdefault("_decoders", {})
+        if place not in cache:
+            cache[place] = self._looks_like_decoder(place)
+        return cache[place]
+
+    def _looks_like_decoder(self, place: Place) -> bool:
+        if _OTHER.search(place.name) or _OTHER.search(place.module.rpartition(".")[2]):
+            return False
+        if self.sources.method(place, "forward") is None or not self.lists(place):
+            return False
+        text = "".join(self.sources.text(one) for one in self.sources.mro(place))
+        named = any("Decoder" in layer.name for _, layers in self.lists(place) for layer in layers)
+        return bool(_EMBEDS.search(text) or "make_layers(" in text or named)
+
+    def lists(self, model: Place) -> list[tuple[str, tuple[Place, ...]]]:
+        """Return a model's lists of layers: attribute, and the classes that it may hold."""
+        cache: dict[Place, list[tuple[str, tuple[Place, ...]]]] = self.__dict__.setdefault("_lists", {})
+        if model in cache:
+            return cache[model]
+        cache[model] = result = []
+        seen = set()
+        over = self._overrides(model)
+        for one in self.sources.mro(model):
+            node = self.sources.cls(one)
+            for function in node.body if node else []:
+                if not isinstance(function, ast.FunctionDef):
+                    continue
+                for inner in ast.walk(function):
+                    if not isinstance(inner, (ast.Assign, ast.AnnAssign)) or inner.value is None:
+                        continue
+                    text = ast.unparse(inner.value)
+                    if not re.search(r"make_layers\w*\(|ModuleList\(|get_layers\(", text):
+                        continue
+                    targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+                    for target in ast.walk(ast.Tuple(list(targets), ast.Store())):
+                        if isinstance(target, ast.Attribute) and target.attr not in (
+                            "start_layer",
+                            "end_layer",
+                        ):
+                            layers = self._made(one, function, inner.value, over)
+                            if layers and target.attr not in seen:
+                                seen.add(target.attr)
+                                result.append((target.attr, layers))
+        usual = [one for one in result if re.fullmatch(r"(\w+_)?(layers|h|blocks)", one[0])]
+        result[:] = usual or result
+        return result
+
+    def _overrides(self, model: Place) -> dict[str, list[Place]]:
+        """Return classes passed by keyword to a base class's constructor (``layer_type=...``)."""
+        found: dict[str, list[Place]] = {}
+        for one in self.sources.mro(model):
+            for name, given in self._defaults(one).items():
+                if "layer" in name:
+                    found.setdefault(name, [given])
+        return found
+
+    def _made(
+        self, owner: Place, function: ast.FunctionDef, value: ast.expr, over: dict[str, list[Place]]
+    ) -> tuple[Place, ...]:
+        """Return the layer classes that an expression makes, following local names."""
+        found: list[Place] = []
+        local: dict[str, list[ast.AST]] = {}
+        for inner in ast.walk(function):
+            if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+                local.setdefault(inner.targets[0].id, []).append(inner.value)
+            elif (
+                isinstance(inner, ast.Call)
+                and isinstance(inner.func, ast.Attribute)
+                and inner.func.attr == "append"
+                and isinstance(inner.func.value, ast.Name)
+            ):
+                local.setdefault(inner.func.value.id, []).extend(inner.args)
+            elif isinstance(inner, ast.FunctionDef) and inner is not function:
+                local.setdefault(inner.name, []).append(inner)
+        arguments = function.args
+        names = [*arguments.posonlyargs, *arguments.args]
+        for one, default in zip(
+            names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=False
+        ):
+            local.setdefault(one.arg, []).append(default)
+        for one, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
+            if given is not None:
+                local.setdefault(one.arg, []).append(given)
+        seen: set[tuple[str, str]] = set()
+        pending: list[tuple[str, ast.AST]] = [(owner.module, value)]
+        for module, node in pending:
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "self":
+                    method = self.sources.method(owner, inner.attr)
+                    key = ("self", inner.attr)
+                    if method and key not in seen:
+                        seen.add(key)
+                        pending.append((method[0].module, method[1]))
+                        continue
+                    assigned = self.sources.attribute(owner, inner.attr)
+                    if assigned and key not in seen:
+                        seen.add(key)
+                        pending.append((assigned[0].module, assigned[1]))
+                if not isinstance(inner, ast.Name) or (module, inner.id) in seen:
+                    continue
+                seen.add((module, inner.id))
+                if inner.id in over:
+                    found += [p for p in over[inner.id] if p not in found]
+                    continue
+                for more in local.get(inner.id, []):
+                    pending.append((module, more))
+                if inner.id in local:
+                    continue
+                at_names = self.sources.names(module).get(inner.id)
+                if isinstance(at_names, ast.Dict):
+                    pending.append((module, at_names))
+                for at, _ in self.sources.places(module, inner.id):
+                    node_at = self.sources.names(at.module).get(at.name)
+                    if isinstance(node_at, ast.ClassDef):
+                        if self._is_layer(at) and at not in found:
+                            found.append(at)
+                    elif (
+                        isinstance(node_at, ast.FunctionDef)
+                        and _is_model_module(at.module)
+                        and at.name not in ("make_layers", "maybe_prefix", "extract_layer_index")
+                    ):
+                        pending.append((at.module, node_at))
+        return tuple(found)
+
+    def _is_layer(self, place: Place) -> bool:
+        if not _is_model_module(place.module):
+            return False
+        named = re.search(r"Decoder(Layer|Block)$", place.name)
+        if self.sources.method(place, "forward") is None and not named:
+            return False
+        return not re.search(
+            r"Norm|Linear$|Embedding|MoE$|MLP$|Attention$|Missing|Conv\w*$|Gate$", place.name
+        )
+
+
+def _is_model_module(module: str) -> bool:
+    return module.startswith(("vllm.model_executor.models.", "vllm.models."))
+
+
+def _platform(when: Iterable[str]) -> str:
+    tests = [test for test in when if test != "TYPE_CHECKING"]
+    for test in tests:
+        if test.startswith("not ("):
+            continue
+        for name in ("rocm", "xpu", "cpu", "tpu", "cuda"):
+            if f"is_{name}" in test or f"'{name}'" in test:
+                return name
+    negated = " ".join(tests)
+    if "is_cuda" in negated:
+        return "not cuda"
+    return "cuda" if tests else ""
+
+
+def read_release(folder: Path) -> Found:
+    """Return every decoder layer of a release, and the architectures that have it."""
+    release = Release(folder)
+    found: Found = {}
+    for use in release.uses():
+        key = (use.layer, use.model)
+        if key not in found:
+            handed = read_layer(use.layer, use.model, use.attribute, release.sources)
+            found[key] = (handed, set(), set())
+        found[key][1].add(use.architecture)
+        found[key][2].update(use.platforms)
+    return found
+
+
+def rows_of(found: Found, sources: Sources) -> list[Row]:
+    """Return one release's rows: what the table keeps of each layer."""
+    rows = []
+    for (layer, model), (handed, architectures, _) in found.items():
+        sums = by_parameter_order(sources, layer)
+        cases = []
+        for case in handed.cases[:6]:
+            proof = [f"next norm {_place(case.next_norm)}"] if case.next_norm else []
+            proof += [f"final norm {_place(case.final_norm)}"] if case.final_norm else []
+            entry: Row = {"kind": case.kind.value, "stream": case.stream, "proof": "; ".join(proof)}
+            entry["when"] = [text[:120] for text in case.when[:3]]
+            entry["reason"] = _place(case.reason)
+            entry["today"] = _today(case.returned, sums)
+            cases.append({key: value for key, value in entry.items() if value})
+        rows.append(
+            {
+                "layer": layer.name,
+                "file": _file(layer.module),
+                "model": model.name,
+                "kind": handed.kind.value,
+                "cases": cases,
+                "architectures": sorted(architectures),
+            }
+        )
+    return sorted(rows, key=lambda row: (row["file"], row["layer"], row["model"]))
+
+
+def by_parameter_order(sources: Sources, layer: Place) -> bool | None:
+    """Return what `capture.layers.leaves_the_sum` says, from a layer's source."""
+    from vllm_compat.capture import layers
+
+    for place in sources.mro(layer):
+        node = sources.cls(place)
+        own = (
+            [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == "forward"]
+            if node
+            else []
+        )
+        if not own:
+            continue
+        returned = [n.value for n in ast.walk(own[0]) if isinstance(n, ast.Return)]
+        if all(map(layers._hands_on, returned)):
+            continue
+        pairs = [v for v in returned if isinstance(v, ast.Tuple) and len(v.elts) > 1]
+        names = {ast.unparse(v.elts[1]) for v in pairs} - {"None"}
+        if len(names) != 1:
+            return None
+        name = next(iter(names))
+        if not name.isidentifier():
+            return None
+        arguments = own[0].args
+        if name not in [a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]:
+            return False
+        first = layers._first_uses(own[0].body, name)
+        if first <= {"store", "none"}:
+            return False
+        return True if first <= {"load", "none"} else None
+    return None
+
+
+def _today(returned: tuple[str, ...], sums: bool | None) -> str:
+    """Return what capture takes for the stream where it goes by the order of use alone."""
+    if returned in (("tensor",), ("?",)):
+        return "the output"
+    if len(returned) < 2:
+        return ""
+    if len(returned) > 2 and not sums:
+        return "refused"
+    if returned[1] == "None":
+        return "1st"
+    if returned[:2] != ("tensor", "tensor") or sums is None:
+        return "refused"
+    return "1st + 2nd" if sums else "1st"
+
+
+def _file(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def _place(text: str) -> str:
+    return re.sub(r"vllm(\.\w+)+(?=:\d)", lambda found: _file(found[0]), text)
+
+
+def make_table(releases: Mapping[str, list[Row]]) -> Row:
+    """Return the table: a row once for all releases in a row in which it reads the same."""
+    order = sorted(releases, key=Version)
+    open_rows: dict[tuple[str, ...], Row] = {}
+    done: list[Row] = []
+    counts: dict[str, dict[str, int]] = {}
+    for number, version in enumerate(order):
+        counts[version] = {}
+        for row in releases[version]:
+            counts[version][row["kind"]] = counts[version].get(row["kind"], 0) + 1
+            key = (row["file"], row["layer"], row["model"])
+            last = open_rows.get(key)
+            if last and last["last"] == number - 1 and _signature(last) == _signature(row):
+                last.update({**row, "first": last["first"], "last": number})
+                continue
+            open_rows[key] = {**row, "first": number, "last": number}
+            done.append(open_rows[key])
+    for row in done:
+        row["releases"] = [order[row.pop("first")], order[row.pop("last")]]
+    done.sort(key=lambda row: (row["file"], row["layer"], row["model"], Version(row["releases"][0])))
+    return {"kind": "decoder layers", "releases": order, "counts": counts, "rows": done}
+
+
+def _signature(row: Row) -> str:
+    cases = [{k: v for k, v in case.items() if k not in ("proof", "when")} for case in row["cases"]]
+    return re.sub(r":\d+", "", json.dumps([row["kind"], cases], sort_keys=True))
+
+
+def releases_of(table: Row) -> dict[str, list[Row]]:
+    """Return a table's rows by release, as `make_table` takes them."""
+    order = table["releases"]
+    found: dict[str, list[Row]] = {version: [] for version in order}
+    for row in table["rows"]:
+        first, last = (order.index(version) for version in row["releases"])
+        plain = {key: value for key, value in row.items() if key != "releases"}
+        for version in order[first : last + 1]:
+            found[version].append(plain)
+    return found
+
+
+def write_table(table: Row, path: Path = TABLE) -> None:
+    """Write the table, one row a line."""
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in table["rows"])
+    head = json.dumps(
+        {key: value for key, value in table.items() if key != "rows"}, separators=(",", ":")
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head[:-1]},"rows":[\n{rows}\n]}}\n', encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "source", nargs="+", type=Path, help="a wheel, an sdist or a folder that holds vLLM"
+    )
+    parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE", help="the table to add to")
+
+
+def run_layers(options: argparse.Namespace) -> int:
+    """Read the decoder layers of sources and put them into the table, in place of older readings."""
+    releases = releases_of(json.loads(options.table.read_text())) if options.table.exists() else {}
+    for source in options.source:
+        package = package_at(source, "vllm")
+        release = Release(source)
+        version = package.version.partition("+")[0]
+        releases[version] = rows_of(read_release(source), release.sources)
+        print(f"{version}: {len(releases[version])} layer classes", flush=True)
+    write_table(make_table(releases), options.table)
+    return 0
+
+
+# What people train drafts for, and a part of the architectures' names.
+FAMILIES = {
+    "Llama": "LlamaForCausalLM",
+    "Llama 4": "Llama4ForC",
+    "Qwen3": "Qwen3ForCausalLM",
+    "Qwen3-MoE": "Qwen3MoeForCausalLM",
+    "Qwen3-Next": "Qwen3NextForCausalLM",
+    "Qwen3.5": "Qwen3_5ForC",
+    "Qwen3.5-MoE": "Qwen3_5MoeForC",
+    "DeepSeek-V3": "DeepseekV3ForCausalLM",
+    "DeepSeek-V3.2": "DeepseekV32ForCausalLM",
+    "DeepSeek-V4": "DeepseekV4ForC",
+    "DeepSeek-V4.1": "DeepseekV41",
+    "GLM-4.5": "Glm4MoeForCausalLM",
+    "GLM-5": "GlmMoeDsaForCausalLM",
+    "Kimi-K2.5, K2.6": "KimiK25ForConditionalGeneration",
+    "Kimi-K3": "KimiK3ForConditionalGeneration",
+    "Kimi-Linear": "KimiLinearForCausalLM",
+    "MiniMax-M2": "MiniMaxM2ForCausalLM",
+    "MiniMax-M3": "MiniMaxM3Sparse",
+    "Mistral Large 3": "MistralLarge3ForCausalLM",
+    "Mistral Large 4": "MistralLarge4ForCausalLM",
+    "Gemma-3n": "Gemma3nForC",
+    "Gemma 4": "Gemma4ForC",
+    "gpt-oss": "GptOssForCausalLM",
+    "Nemotron-H": "NemotronHForCausalLM",
+    "Step-3": "Step3TextForCausalLM",
+    "ERNIE 4.5": "Ernie4_5",
+    "Hunyuan": "HunYuan",
+}
+
+
+def differs(row: Row) -> list[Row]:
+    """Return a row's cases where going by the order of use alone takes something else for the stream."""
+    return [case for case in row["cases"] if case.get("today", "") not in ("", case.get("stream", ""))]
+
+
+def as_markdown(table: Row) -> list[str]:
+    """Return the section of the families' page."""
+    order = table["releases"]
+    parts = [
+        "## What decoder layers hand on",
+        "",
+        "Read by `python3 -m lab layers` from the sources of vLLM"
+        f" {order[0]} to {order[-1]} ([table](../records/decoder_layers/table.json)), not run: the"
+        " model's loop over its layers is followed, and what the next layer's norm and the model's final"
+        " norm read says what the returned values are. *partial*: the norm reduces over the"
+        " tensor-parallel ranks,"
+        " so what is handed on is one rank's part. Files in a folder `nvidia`, `amd`, `cpu` or `xpu` are"
+        " for that platform only. *Unknown* is not proven, and not proven wrong. A layer stands by every"
+        " model whose classes can reach it in the last release of its range, so by more than use it.",
+        "",
+        "| model | layer | vLLM | the stream is | read by |",
+        "|---|---|---|---|---|",
+    ]
+    for name, start in FAMILIES.items():
+        for row in table["rows"]:
+            if any(one.startswith(start) for one in row["architectures"]):
+                proof = next((c["proof"] for c in row["cases"] if c.get("proof")), "")
+                parts.append(
+                    f"| {name} | `{row['layer']}` in `{_short(row['file'])}` | {_range(row)} |"
+                    f" {_said(row['cases'])} | {_short(proof)} |"
+                )
+    parts += ["", "Classes a release, by what is proven of them:", ""]
+    kinds = ["stream", "first", "sum", "other sum", "partial", "several", "unknown"]
+    parts += ["| vLLM | " + " | ".join(kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+    for version in order:
+        counts = table["counts"][version]
+        parts.append(f"| {version} | " + " | ".join(str(counts.get(kind, 0)) for kind in kinds) + " |")
+    parts += [
+        "",
+        "Where the order in which `forward` uses its parameters says something else than the norms do:",
+        "",
+        "| layer | vLLM | by order of use | by the norms |",
+        "|---|---|---|---|",
+    ]
+    for row in table["rows"]:
+        if odd := differs(row):
+            orders = ", ".join(sorted({case["today"] for case in odd}))
+            where = f"`{row['layer']}` in `{_short(row['file'])}`"
+            parts.append(f"| {where} | {_range(row)} | {orders} | {_said(odd)} |")
+    return parts
+
+
+def _short(text: str) -> str:
+    return text.replace("vllm/model_executor/models/", "").replace("vllm/models/", "models/")
+
+
+def _range(row: Row) -> str:
+    first, last = row["releases"]
+    return first if first == last else f"{first} – {last}"
+
+
+def _said(cases: list[Row]) -> str:
+    words = []
+    for case in cases:
+        text = case["kind"] + (f": {case['stream']}" if case.get("stream") else "")
+        if case["kind"] in ("unknown", "several") and case.get("reason"):
+            text += f" ({_short(case['reason'])})"
+        if len(cases) > 1 and case.get("when"):
+            text += f", where `{case['when'][0][:60]}`"
+        words.append(text.replace("|", "\\|"))
+    return "; ".join(dict.fromkeys(words))
