@@ -87,7 +87,7 @@ def test_a_slow_disk_holds_the_next_batch_back(pool: ThreadPoolExecutor) -> None
     for _ in range(12):
         generate()
         for _ in range(4):  # a batch of 4 MiB
-            submit(pool, lambda data: time.sleep(0.02), sample())
+            submit(pool, lambda data: time.sleep(0.2), sample())
         peak = max(peak, run.current().part(Backlog).bytes)
     assert peak <= 4 * MIB + 4 * BYTES, "the bound and one batch"
     assert save_backlog.facts()["most_bytes"] == peak
