@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import shutil
 import sys
@@ -391,6 +392,31 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return lines[0]
 
 
+def test_a_version_is_found_where_it_is_installed_or_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As people write it for pip: the installed one, or the file that `pip download` leaves here."""
+    monkeypatch.chdir(tmp_path)
+    asked = ("--downstream", "speculators==0.3.0", "--vllm", "0.16.0", "--device", "cpu")
+    absent = refused(capsys, *asked)
+    assert absent == (
+        "vllm-compat: speculators 0.3.0 is not installed, and no file of it lies in this folder: run"
+        " `python -m pip download --no-deps speculators==0.3.0` here, then this again."
+    )
+    (tmp_path / "speculators-0.3.0-py3-none-any.whl").write_bytes(wheel("0.3.0").read_bytes())
+    assert status(*asked) == 0
+    assert "speculators 0.3.0" in capsys.readouterr().out
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel("0.4.0.1")) as archive:
+        archive.extractall(site)
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    assert status("--downstream", "speculators==0.4.0.1", "--vllm", "0.16.0", "--device", "cpu") == 0
+    assert "speculators 0.4.0.1" in capsys.readouterr().out
+    other = refused(capsys, "--downstream", "speculators==0.4.0", "--vllm", "0.16.0")
+    assert "speculators 0.4.0 is not installed (0.4.0.1 is)" in other
+
+
 def test_input_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -401,9 +427,9 @@ def test_input_that_cannot_be_read_is_one_sentence(
     assert "no file or folder" in refused(capsys, *fine, "--downstream", tmp_path / "absent.whl")
     absent = refused(capsys, *fine, "--downstream", "of-no-such-name")
     assert absent == "vllm-compat: of-no-such-name is not installed."
-    pinned = refused(capsys, *fine, "--downstream", "speculators==0.9.0")
-    assert "'speculators==0.9.0'" in pinned
-    for what in ("an installed distribution without a version", "a folder", "a wheel", "an sdist"):
+    pinned = refused(capsys, *fine, "--downstream", "speculators>=0.9")
+    assert "'speculators>=0.9'" in pinned
+    for what in ("an installed distribution", "NAME==VERSION", "a folder", "a wheel", "an sdist"):
         assert what in pinned
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(wheel("0.3.0").read_bytes()[:5000])

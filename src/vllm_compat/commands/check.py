@@ -40,8 +40,9 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME|PATH|WHEEL",
-        help="the library that uses vLLM: the name of an installed distribution (no version), a folder,"
-        " a wheel or an sdist (default: the installed speculators); may be given more than once",
+        help="the library that uses vLLM: the name of an installed distribution, a release"
+        " (NAME==VERSION, installed or downloaded to this folder), a folder, a wheel or an sdist"
+        " (default: the installed speculators); may be given more than once",
     )
     parser.add_argument(
         "--vllm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ def run_demo(model: str = "kimi_k25", folder: str | None = None) -> int:
         UsageError: vLLM or speculators is not installed here.
     """
     _need("vllm", "speculators", "torch")
+    _suit_this_machine()
     with _folder(folder) as place:
         return _demo(model, place)
 
@@ -51,6 +53,7 @@ def run_pipeline_demo(folder: str | None = None, without: Sequence[str] = ()) ->
         )
     if folder is not None and Path(folder).exists() and any(Path(folder).iterdir()):
         raise UsageError(f"{folder} is not empty, and stock resumes what it finds: name a new folder.")
+    _suit_this_machine()
     with _folder(folder) as place:
         verdict = run_pipeline(place, without=without)
     print(render(verdict))
@@ -66,6 +69,20 @@ def _need(*packages: str) -> None:
                 f"The demo needs {package}, which is not installed in this environment; from a"
                 " checkout, `python3 scripts/demo.py` makes one."
             )
+
+
+def _suit_this_machine() -> None:
+    """Set the variable that vLLM's CPU builds need for the tiny models, where the caller has not.
+
+    Their attention for DeepSeek and Kimi (MLA) is not there before 0.30, and never in float32, in which
+    the demo compares; the models' other form of attention computes the same.
+    """
+    from vllm_compat.analysis.environment import read_environment
+    from vllm_compat.analysis.surface import open_surface
+
+    vllm = open_surface(None)
+    if read_environment(vllm.version, vllm.distribution).device == "cpu":
+        os.environ.setdefault("VLLM_MLA_DISABLE", "1")
 
 
 @contextmanager
