@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/compatibility.md and docs/adapters.md from the records and the adapters' headers.
+"""Write the pages in docs/ that are made from the records and the adapters' headers.
 
 usage: render_records.py [--check]      (--check: exit 1 where a page is not up to date)
 """
@@ -18,10 +18,13 @@ RECORDS = ROOT / "records"
 
 
 def main(arguments: list[str]) -> int:
-    """Render both pages; return 1 where ``--check`` finds an old one."""
+    """Render the pages; return 1 where ``--check`` finds an old one."""
     import history
     import performance
+    import start_page
 
+    from lab.matrix import known_releases
+    from lab.matrix_report import read_records
     from vllm_compat.commands.register import as_markdown
 
     pages = {
@@ -30,6 +33,7 @@ def main(arguments: list[str]) -> int:
         ROOT / "docs" / "families.md": families(),
         ROOT / "docs" / "history.md": history.page(next(records("history"))[1]),
         ROOT / "docs" / "performance.md": performance.page(records),
+        ROOT / "docs" / "start.md": start_page.page(read_records(RECORDS / "matrix"), known_releases()),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
     if "--check" in arguments:

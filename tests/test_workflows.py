@@ -36,8 +36,8 @@ def commands() -> Iterator[list[str]]:
                 yield shlex.split(text.partition(" >> ")[0])
 
 
-def test_there_are_the_three_workflows() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "matrix", "nightly"]
+def test_there_are_the_workflows() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "docs", "matrix", "nightly"]
 
 
 @pytest.mark.parametrize("words", list(commands()), ids=" ".join)

@@ -208,7 +208,7 @@ def remember(error: str) -> None:
 def revert() -> Status:
     """Take every patch of this process back and shut the door for later children.
 
-    Without anything in force it changes nothing.
+    Without anything in force it changes nothing. It raises nothing.
 
     In the driver, the workers of each engine that is alive are asked to take theirs back too, with one
     message and a few seconds to answer it; what came of it is in ``ranks``. The generators of these
@@ -217,9 +217,6 @@ def revert() -> Status:
 
     Returns:
         The status after it; ``left`` names patches that others have wrapped over.
-
-    Raises:
-        Nothing.
 
     Example:
         >>> assert not vllm_compat.revert().left
@@ -238,15 +235,12 @@ def revert() -> Status:
 
 
 def status() -> Status:
-    """Say what is in force in this process; change nothing.
+    """Say what is in force in this process; change nothing, and raise nothing.
 
     Returns:
         ``in_force`` says whether a plan is; if so, ``plan``, ``patches`` and
         ``seconds`` as ``apply()`` returned them. A patch that waits for its module to be imported
         has the state ``waiting``.
-
-    Raises:
-        Nothing.
 
     Example:
         >>> for patch in vllm_compat.status().patches:
