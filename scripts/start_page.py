@@ -28,58 +28,52 @@ flowchart TD
 
 WRONG_ROWS: tuple[tuple[str, str, str, str, str], ...] = (
     (
-        "stock 0.4.0 and 0.4.0.1, any vLLM",
+        "0.4.0, 0.4.0.1",
         "batches of more than ten samples",
-        "Results come back in another order (1, 2, 11, 12, 3, …), so that each file has another sample's"
-        " loss mask (speculators#365).",
-        "finds it (*order of loss masks*)",
-        "`verify --repair` puts the masks back where that is certain; extract the rest again",
+        "Results come back in another order (1, 2, 11, 12, 3, …), so that files have another sample's loss"
+        " mask (speculators#365).",
+        "yes: *order of loss masks*",
+        "`--repair` puts masks back where that is certain; extract the others again",
     ),
     (
-        "stock 0.3.0, any vLLM",
-        "prompts that together exceed one step's token budget (chunked prefill)",
-        "Prompts are ended after their first part: too few rows (speculators#279).",
-        "finds it (*rows*)",
+        "0.4.0, 0.4.0.1",
+        "a KV cache that was too small for the batch",
+        "Requests were computed in two goes: too few rows (32 for 63 tokens were seen), and rows that belong"
+        " to other requests.",
+        "mostly: *rows*, *foreign rows*",
         "extract these again",
     ),
     (
-        "stock 0.3.0, vLLM 0.12.0 and later where it runs at all",
-        "a second `generate()` call with prompts that share a beginning (prefix caching)",
-        "Rows of the shared beginning are missing, and others' rows may stand in their place"
-        " (speculators#279).",
-        "finds missing rows; foreign rows only where they contradict another file",
+        "0.3.0",
+        "a batch of more tokens than one step takes (chunked prefill), or a second `generate()`",
+        "Rows are cut out by their place: some are missing, some belong to other samples (speculators#279).",
+        "mostly: *rows*, *foreign rows*",
         "extract all again",
     ),
     (
-        "stock 0.4.0 and 0.4.0.1, any vLLM",
-        "a KV cache that was too small for the batch (preempted requests)",
-        "Too few rows (32 for 63 tokens were seen), and rows of others moved.",
-        "finds it (*rows*, *foreign rows*)",
-        "extract these again",
+        "0.3.0, 0.4.0, 0.4.0.1",
+        "models whose layers all have one sliding window (Mistral)",
+        "The window is not applied: rows behind it are wrong.",
+        "no",
+        "extract again, if samples are longer than the window",
     ),
     (
-        "stock 0.3.0, 0.4.0 and 0.4.0.1, any vLLM",
-        "models with one sliding window in all layers (Mistral)",
-        "Rows behind the window are computed without it.",
-        "does not: the rows are well-formed",
-        "extract these again, if samples are longer than the window",
+        "0.3.0, 0.4.0, 0.4.0.1",
+        "models that compute more than Llama does around its layers, or hand on a sum that is made already"
+        " (Gemma-2, Command-R; by their source also EXAONE-4, StableLM, PhiMoE)",
+        "Stock runs the layers in a loop of its own, which is made for Llama: all rows are wrong.",
+        "no",
+        "extract again",
     ),
     (
-        "stock 0.3.0, 0.4.0 and 0.4.0.1, any vLLM",
-        "models whose layers return a sum already made (Command-R, EXAONE-4, StableLM, PhiMoE)",
-        "The residual is added twice.",
-        "does not: the rows are well-formed",
-        "extract these again",
-    ),
-    (
-        "stock 0.3.0, 0.4.0 and 0.4.0.1",
-        "a run that was killed, or a disk that was full",
-        "Torn files and gaps that no later run makes again.",
-        "finds it (*unreadable*, *truncated*, *gap*)",
+        "0.3.0, 0.4.0, 0.4.0.1",
+        "a run that was killed, or a full disk",
+        "Torn files, and gaps that no later run of stock's fills.",
+        "yes: *unreadable*, *truncated*, *gap*",
         "`vllm-compat run` with the same line makes these again, and no others",
     ),
 )
-"""Made by, where, what is wrong, whether verify sees it, what to do."""
+"""Stock's release, where, what is wrong, whether verify sees it, what to do."""
 
 
 def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
@@ -101,8 +95,8 @@ def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
         "",
         "## speculators 0.3 and 0.4: the lines to run",
         "",
-        "Install vLLM first, then speculators without its dependencies: its metadata forbids versions that"
-        " its code runs with. Which bounds you need depends on vLLM:",
+        "Install vLLM first, then speculators without its dependencies (`--no-deps`): its metadata forbids"
+        " versions that its code runs with. What else is needed depends on vLLM:",
         "",
         *installing(releases),
         "",
@@ -157,11 +151,21 @@ def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
         "",
         "### Made by stock speculators, in process",
         "",
-        "| made by | where | what is wrong | does `verify` see it | what to do |",
+        "Stock alone runs on vLLM 0.11 (0.3.0) and on 0.12 to 0.16 (0.4.0 and 0.4.0.1).",
+        "",
+        "| speculators | where | what is wrong | does `verify` see it? | what to do |",
         "|---|---|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in WRONG_ROWS),
         "",
-        "With vllm_compat in force none of these happens: the adapters repair it, or the batch is refused.",
+        "With vllm_compat in force none of these happens: what can be repaired is, and otherwise the batch is"
+        " refused.",
+        "",
+        "Seen in runs with an adapter, or all of vllm_compat, switched off: no error, and wrong rows. A deviation"
+        " of 1 means that a row has nothing to do with the right one.",
+        "",
+        "| model | speculators | vLLM | without | worst relative deviation of a row |",
+        "|---|---|---|---|---|",
+        *seen(cells),
         "",
         "### Made by a vLLM server (speculators 0.5 and later)",
         "",
@@ -171,9 +175,9 @@ def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
         "",
         "### Made with vllm_compat",
         "",
-        "Before the layers below were refused, vllm_compat read them wrongly, without a word: rows were of"
-        " the right form, so that `verify` does not see it. If the first 0.1.0 checkout that you used"
-        " extracted one of these models on CUDA, extract these again with the advice of the last column.",
+        "Checkouts from before 0.1.0 read the layers of these models wrongly on CUDA, without a word. The rows"
+        " have the right form, so `verify` cannot see it: extract these again, with the advice of the last"
+        " column. Since then these models are refused, or read rightly.",
         "",
         "| models | vLLM | tensor-parallel ranks | instead |",
         "|---|---|---|---|",
@@ -246,10 +250,24 @@ def installing(releases: Sequence[str]) -> Iterator[str]:
         yield "```console"
         yield f"$ {line}"
         yield "$ python -m pip install --no-deps speculators==0.4.0.1"
-        yield "$ python -m pip install vllm-compat"
         yield "```"
         yield ""
-    yield "`vllm-compat check` prints these lines for your very pair."
+    yield "Then vllm_compat itself, as [README](../README.md#install) says."
+
+
+def seen(cells: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the matrix's runs without an adapter that ended well and with wrong rows."""
+    from lab.matrix_report import release_of
+
+    found: dict[tuple[str, str, str], list[tuple[str, float]]] = {}
+    for cell in cells:
+        if cell["without"] and cell["outcome"] != "right" and cell.get("worst"):
+            off = f"`{cell['without'][0]}`" if len(cell["without"]) == 1 else "vllm_compat"
+            key = cell["model"], cell["versions"]["speculators"], off
+            found.setdefault(key, []).append((release_of(cell), cell["worst"]))
+    for (model, speculators, off), runs in sorted(found.items()):
+        names = ", ".join(release for release, _ in runs)
+        yield f"| {model} | {speculators} | {names} | {off} | {max(worst for _, worst in runs):.1g} |"
 
 
 def hazards() -> Iterator[str]:
@@ -265,7 +283,10 @@ def hazards() -> Iterator[str]:
 
 def limits(newest: str) -> Iterator[str]:
     """Yield what vllm_compat does not do."""
-    yield f"- vLLM 0.11.0 to {newest} have been run, 0.33.0 by its Python sources over older kernels."
+    yield (
+        f"- vLLM 0.11.0 to {newest} have been run. Where a release has no CPU build, its Python sources ran over"
+        " an older build's kernels ([which](compatibility.md#every-release))."
+    )
     yield "- One host. Several nodes and pipeline parallelism are not served; tensor parallelism is."
     yield "- NVIDIA GPUs (run on H200) and CPU builds. ROCm and other devices have not been run."
     yield "- speculators 0.4 on vLLM 0.11 is refused: use 0.3.0 there."
@@ -273,8 +294,8 @@ def limits(newest: str) -> Iterator[str]:
         "- Stock's trainer of 0.3 and 0.4 does not run on transformers 5, and no adapter repairs that."
     )
     yield (
-        "- The models that [are refused](families.md#layers-that-are-refused), because their layers do not"
-        " hand on what looks like it."
+        "- [Some models are refused](families.md#layers-that-are-refused): what their layers hand on looks"
+        " right and is not the residual stream."
     )
     yield "- Rows can differ from a float32 reference by what the model's own precision costs."
 

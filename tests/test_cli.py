@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab import __main__ as lab
-from vllm_compat import cli
+from vllm_compat import cli, features
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -56,6 +56,15 @@ def test_the_table_in_the_readme_has_every_command() -> None:
     listed = re.findall(r"^\| `vllm-compat (\w+)", text, flags=re.MULTILINE)
     assert listed == list(cli.COMMANDS)
     assert set(re.findall(r"^\| `python3 -m lab (\w+)", text, flags=re.MULTILINE)) == set(lab.COMMANDS)
+
+
+def test_the_readme_says_what_changes_in_a_process() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## What it changes in a process")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+_\w+|progress)`[: ]", section)) >= set(features.names())
+    for target in (target for feature in features.registry() for target in feature.targets):
+        if target.startswith(("torch.", "concurrent.")):
+            assert f"`{'.'.join(target.split('.')[-2:])}`" in section
 
 
 @pytest.mark.parametrize("path", ["", "src"])
