@@ -22,9 +22,9 @@ def main(arguments: list[str]) -> int:
     import history
     import performance
     import start_page
-
     from lab.matrix import known_releases
     from lab.matrix_report import read_records
+
     from vllm_compat.commands.register import as_markdown
 
     pages = {

@@ -496,7 +496,9 @@ class TestRendering:
         moved = replace(fault(7), kind=Kind.ORDER, remedy=Remedy.REORDER)
         told = replace(fault(9), kind=Kind.RECORD)
         doubt = replace(fault(5, Certainty.SUSPECTED), kind=Kind.FOREIGN, remedy=Remedy.NONE)
-        found = report(fault(2), fault(3), doubt, moved, told, fault(11, Certainty.NOTE), entries=entries)
+        found = report(
+            fault(2), fault(3), doubt, moved, told, fault(11, Certainty.NOTE), entries=entries
+        )
         assert render(found).endswith("\nExtract these again: 2 to 3, 5.\n")
         assert "again" not in render(report(moved, entries=entries))
 
