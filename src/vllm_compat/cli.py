@@ -272,7 +272,9 @@ def _set_up_verify(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the --batch-size that all extraction runs had, if it is known",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="number of reading threads")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="how many files are read at a time (default: two a core)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
@@ -291,7 +293,12 @@ def _set_up_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", default="text", choices=["text", "markdown", "json"])
+    parser.add_argument(
+        "--format",
+        default="text",
+        choices=["text", "markdown", "json"],
+        help="the form of the list (default: text)",
+    )
     parser.set_defaults(command=_adapters)
 
 
@@ -303,7 +310,12 @@ def _set_up_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="kimi_k25", choices=["llama", "deepseek_v3", "kimi_k25"])
+    parser.add_argument(
+        "--model",
+        default="kimi_k25",
+        choices=["llama", "deepseek_v3", "kimi_k25"],
+        help="which tiny model, with random weights (default: kimi_k25)",
+    )
     parser.add_argument("--folder", metavar="DIR", help="keep the model and the record in this folder")
     parser.add_argument(
         "--pipeline",

@@ -30,10 +30,11 @@ DEVICES = ("cpu", "cuda", "rocm")
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``vllm-compat check``."""
     parser.description = (
-        "Say whether a downstream runs on a vLLM, as it is or with vllm_compat, before anything is"
-        " loaded. Only source is read. Exit status: 0 usable, 1 incompatible, 2 usage error, 3"
-        " unknown; of several pairs, that of the one worst off. speculators 0.5 and later take hidden"
-        " states from a vLLM server, which is not served yet: unknown, with the hazards that are known."
+        "Say whether speculators, or another library that uses vLLM's internals, runs on a vLLM, as it"
+        " is or with vllm_compat, before anything is loaded. Only source is read. Exit status: 0 usable,"
+        " 1 incompatible, 2 usage error, 3 unknown; of several pairs, that of the worst. speculators 0.5"
+        " and later take hidden states from a vLLM server, which is not served yet: unknown, with the"
+        " hazards that are known."
     )
     parser.add_argument(
         "--downstream",
@@ -65,7 +66,9 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DEVICES,
         help="where vLLM computes (default: as the environment shows, else unknown)",
     )
-    parser.add_argument("--format", default="text", choices=FORMATS)
+    parser.add_argument(
+        "--format", default="text", choices=FORMATS, help="the form of the report (default: text)"
+    )
     parser.add_argument("--output", metavar="FILE", help="write the report there, not to stdout")
     parser.add_argument("--strict", action="store_true", help="exit with 1, not 3, where unknown")
     parser.add_argument(
@@ -83,7 +86,7 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "a recorded release, a source tree, a wheel, an sdist, or the word installed"
     parser.add_argument("a", metavar="A", help=what)
-    parser.add_argument("b", metavar="B", help="likewise")
+    parser.add_argument("b", metavar="B", help="the vLLM to compare it with, named in the same way")
     parser.add_argument(
         "--downstream",
         action="append",
@@ -101,7 +104,9 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INTERPRETER",
         help="look in the environment of this interpreter for what is installed",
     )
-    parser.add_argument("--format", default="text", choices=DIFF_FORMATS)
+    parser.add_argument(
+        "--format", default="text", choices=DIFF_FORMATS, help="the form of the list (default: text)"
+    )
     parser.add_argument("--output", metavar="FILE", help="write it there, not to stdout")
 
 
@@ -198,7 +203,7 @@ def check(
             folder, where ``vllm-compat check`` keeps it.
 
     Returns:
-        The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with the shim"``,
+        The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with vllm_compat"``,
         ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings``, ``hazards`` and
         ``plan``; ``verdict`` of the pair that is worst off; ``exit_status``, 0 usable, 1
         incompatible, 3 unknown.

@@ -1,4 +1,4 @@
-"""The demo: one tiny model through stock speculators and the shim, compared, in a few lines."""
+"""The demo: one tiny model through stock speculators and vllm_compat, compared, in a few lines."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _demo(model: str, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"1/3  writing a tiny {model} with random weights", flush=True)
     path = make_model(model, folder / model)
-    print("2/3  extracting with stock speculators on real vLLM, through the shim", flush=True)
+    print("2/3  extracting with stock speculators on real vLLM, with vllm_compat", flush=True)
     record_file, log = folder / "record.json", folder / "log.txt"
     command = [sys.executable, "-m", "vllm_compat.trial.cell", str(path), "--out", str(record_file)]
     with log.open("wb") as stream:
