@@ -266,8 +266,8 @@ class LayerIds(Adapter):
     downstream = "<0.5"
     changed = (
         "Nothing: a draft that names no layers is served with the model's own choice, (2, n // 2, n - 3)"
-        " in vLLM's numbering, which counts from the embedding (vllm#50170): each is one layer below what"
-        " stock extracts."
+        " in vLLM's numbering, which counts from the embedding (vllm#50170): each is one layer below"
+        " what stock extracts."
     )
     pull_requests = ("vllm#50170",)
     relies = (
