@@ -22,6 +22,9 @@ import render_api  # noqa: E402
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
 """Pages that lie outside of docs/, and what they are called on the site."""
 
+RESULT = "{heading_level: 4, show_if_no_docstring: true, filters: ['!^_']}"
+"""How a result is shown: with all of its fields."""
+
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 
 
@@ -71,11 +74,14 @@ def place(link: str, folder: str) -> str:
 
 def public_functions() -> str:
     """Return the page of the public names, for mkdocstrings."""
+    import vllm_compat
+
     parts = [render_api.INTRODUCTION]
     for name in render_api.RETURNED:
-        parts.append(f"## {name}\n\n::: vllm_compat.{name}\n")
+        signature = "\n".join(render_api.signature(name, getattr(vllm_compat, name)))
+        parts.append(f"## {name}\n\n```python\n{signature}\n```\n\n::: vllm_compat.{name}\n")
     parts.append("## Results\n")
     for name in dict.fromkeys(render_api.RETURNED.values()):
-        parts.append(f"### {name}\n\n::: vllm_compat.{name}\n    options: {{heading_level: 4}}\n")
+        parts.append(f"### {name}\n\n::: vllm_compat.{name}\n    options: {RESULT}\n")
     parts.append("## errors\n\n::: vllm_compat.errors\n")
     return "\n".join(parts)
