@@ -83,16 +83,17 @@ def page(record: dict[str, Any]) -> str:
         "Generated from `records/history.json` (made by `scripts/history.py`) by"
         " `scripts/render_records.py`; do not edit.",
         "",
-        "When a new vLLM comes out, vllm_compat has only its source to judge it by. How far does that go? This"
-        " page plays it back: with nothing but what could be known when one release was the newest, how many"
-        " of the later releases would have worked?",
+        "When a new vLLM comes out, vllm_compat has only its source to judge it by. How far does"
+        " that go? This page plays it back: with nothing but what could be known when one release"
+        " was the newest, how many of the later releases would have worked?",
         "",
-        "Each entry says how many of the later releases would have worked, in order, up to the first that"
-        " would not, and then which adapters that one lacks. An adapter counts as known if its drift shows in"
-        " that release or an older one, or if it is *derived*: made for any vLLM from what its source says."
-        " The first release that would not have worked would have been refused before loading, with its"
-        " findings; nothing would have gone wrong silently. Plans are those for a CUDA device;"
-        " [what has been run](compatibility.md) is another page.",
+        "Each entry says how many of the later releases would have worked, in order, up to the"
+        " first that would not, and then which adapters that one lacks. An adapter counts as known"
+        " if its drift shows in that release or an older one, or if it is *derived*: made for any"
+        " vLLM from what its source says. The first release that does not pass is refused before"
+        " loading, with its findings. Changes that no signature shows, such as what a layer hands"
+        " on to the next, are not part of this. Plans are those for a CUDA device; [what has been"
+        " run](compatibility.md) is another page.",
         "",
         f"Derived: {', '.join(f'`{name}`' for name in record['derived'])}.",
         "",
