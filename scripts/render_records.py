@@ -66,9 +66,9 @@ def compatibility() -> str:
         " prompts.",
         "",
         "How to read the figures: they are the largest relative deviation of a row (*worst*). About"
-        " 1e-06 is what float32 costs, about 1e-02 is what bfloat16 costs, about 1 has nothing to do with"
-        " the right row. In models with experts a router may choose differently in bfloat16: there the"
-        " median counts, and the layers before the first router (*before routing*).",
+        " 1e-06 is what float32 costs, about 1e-02 is what bfloat16 costs, about 1 has nothing to do"
+        " with the right row. In models with experts a router may choose differently in bfloat16: there"
+        " the median counts, and the layers before the first router (*before routing*).",
         "",
         "`vllm-compat check` answers for every recorded release; this page says what was seen.",
         "",
