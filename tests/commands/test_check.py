@@ -24,6 +24,7 @@ from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.surface.recorded import RecordedSurface, recorded_versions
 from vllm_compat.commands.check import check
 from vllm_compat.commands.report.model import Pair, Standing, Verdict
+from vllm_compat.errors import UsageError
 
 PYTHON = sys.executable
 
@@ -417,8 +418,12 @@ def test_a_version_is_found_where_it_is_installed_or_downloaded(
     assert "speculators 0.4.0 is not installed (0.4.0.1 is)" in other
 
 
+def no_such_distribution(name: str, python: str | None) -> None:
+    raise UsageError(f"{name} is not installed.")
+
+
 def test_input_that_cannot_be_read_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = ("--vllm", "0.26.0")
     empty = tmp_path / "empty"
@@ -427,6 +432,11 @@ def test_input_that_cannot_be_read_is_one_sentence(
     assert "no file or folder" in refused(capsys, *fine, "--downstream", tmp_path / "absent.whl")
     absent = refused(capsys, *fine, "--downstream", "of-no-such-name")
     assert absent == "vllm-compat: of-no-such-name is not installed."
+    monkeypatch.setattr("vllm_compat.analysis.downstream._installed", no_such_distribution)
+    none = refused(capsys, *fine)
+    assert "speculators is not installed: install it" in none
+    assert "--python" in none
+    monkeypatch.undo()
     pinned = refused(capsys, *fine, "--downstream", "speculators>=0.9")
     assert "'speculators>=0.9'" in pinned
     for what in ("an installed distribution", "NAME==VERSION", "a folder", "a wheel", "an sdist"):
@@ -462,7 +472,9 @@ def test_an_interpreter_without_vllm_or_none_at_all_is_one_sentence(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     given = ("--downstream", wheel("0.3.0"))
-    assert "vllm is not installed" in refused(capsys, *given, "--python", PYTHON)
+    absent = refused(capsys, *given, "--python", PYTHON)
+    assert "vllm is not installed" in absent
+    assert "a release, a folder or a file (--vllm)" in absent
     assert "does not answer" in refused(capsys, *given, "--python", tmp_path / "python")
     for name in ("true", "false", "sh"):
         said = refused(capsys, *given, "--python", shutil.which(name) or "")

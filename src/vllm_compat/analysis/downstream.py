@@ -33,7 +33,15 @@ def find_downstream(target: str | Path | None = None, *, python: str | None = No
     from vllm_compat.analysis.surface.files import package_at
 
     if target is None:
-        return _installed("speculators", python)
+        try:
+            return _installed("speculators", python)
+        except UsageError as error:
+            if "is not installed" not in str(error):
+                raise
+            raise UsageError(
+                f"{str(error).rstrip('.')}: install it, name the Python of another environment"
+                " (--python), or a release, a folder or a file (--downstream)."
+            ) from error
     if not str(target):
         raise UsageError("The name of a downstream is empty: name a distribution, a folder or a file.")
     path = Path(target).expanduser()

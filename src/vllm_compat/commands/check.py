@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.cache import Memory
+    from vllm_compat.analysis.surface.model import Surface
     from vllm_compat.commands.report.changes import Difference
     from vllm_compat.commands.report.model import Report
 
@@ -245,7 +246,6 @@ def _check(
     memory: Memory,
 ) -> Report:
     from vllm_compat.analysis.downstream import find_downstream
-    from vllm_compat.analysis.surface import open_surface
     from vllm_compat.commands.checking.dating import History, Releases
     from vllm_compat.commands.checking.downstream import Source
     from vllm_compat.commands.checking.judging import judge
@@ -260,8 +260,7 @@ def _check(
         whats = [None]
     sources = [Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)]
     surfaces = [
-        releases.get(str(what)) if what in releases.versions else open_surface(what, python=python)
-        for what in whats
+        releases.get(str(what)) if what in releases.versions else _opened(what, python) for what in whats
     ]
     pairs = []
     for source in sources:
@@ -274,6 +273,21 @@ def _check(
             described = source.files.described
             pairs.append(judge(contract, surface, environment, installed, history, planned, described))
     return Report(tuple(pairs), strict)
+
+
+def _opened(what: str | Path | None, python: str | None) -> Surface:
+    from vllm_compat.analysis.surface import open_surface
+    from vllm_compat.errors import UsageError
+
+    try:
+        return open_surface(what, python=python)
+    except UsageError as error:
+        if what is not None or "is not installed" not in str(error):
+            raise
+        raise UsageError(
+            f"{str(error).rstrip('.')}: install it, name the Python of another environment (--python),"
+            " or a release, a folder or a file (--vllm)."
+        ) from error
 
 
 # Comparing.
