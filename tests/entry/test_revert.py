@@ -65,7 +65,7 @@ def places(targets: Iterable[str]) -> set[str]:
     return {target for target in named if ":" in target and not target.endswith(":*")}
 
 
-NOTHING: dict[str, Any] = {"others": [], "environment": [], "finders": [], "handlers": 0}
+NOTHING: dict[str, Any] = {"others": [], "environment": [], "finders": [], "handlers": 0, "signals": 0}
 
 OF_FEATURES = {
     "sys.excepthook",
@@ -99,6 +99,7 @@ def test_every_attribute_of_the_driver_is_the_identical_object_again(
         assert found["left"] == []
         assert found["after"] == NOTHING
         assert found["during"]["environment"] == ["VLLM_COMPAT_PLAN"]
+        assert found["during"]["signals"] == 1, "the launcher may ask for the stacks"
     targets = {target for _, target in first["patched"]}
     changed = set(first["during"]["others"])
     # What is patched differs while it is in force, so that the comparison after it says something.
@@ -126,11 +127,14 @@ def test_every_attribute_of_a_worker_is_the_identical_object_again(
             extension = "speculators.data_generation.custom_worker:HiddenStatesWorkerExtension"
             assert f"{extension}._setup_hidden_states_capture" in worker["patched"]
             assert "torch:save" not in worker["others"], "what is the driver's alone is not there"
+            assert not worker["own_hook"], "a worker's error is not the program's"
+            assert "sys.excepthook" not in worker["patched"]
         for worker in found["after"]:
             assert (worker["in_force"], worker["patched"], worker["own"]) == (False, [], [])
             assert worker["others"] == []
             assert "VLLM_COMPAT_PLAN" not in worker["environment"]
             assert worker["finders"] == []
+            assert worker["signals"] == 0
         assert found["driver"] == NOTHING
 
 

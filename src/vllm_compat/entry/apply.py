@@ -345,17 +345,17 @@ def _install(transaction: Transaction, plan: Plan, role: str, leave: Collection[
 
 
 def _become_worker(mine: Run) -> None:
-    """Take back what is the driver's alone: this process is its copy, and has taken its plan over."""
-    from vllm_compat import features
+    """Take back what is the driver's alone: this process is its copy, and has taken its plan over.
 
+    Features go all, and come back as a worker has them: one of both may do more in the driver.
+    """
     assert mine.transaction is not None
     assert mine.plan is not None
-    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes}
-    stay.update(f.name for f in features.registry() if WORKER in f.processes)
-    stay.add(_OWN_DRIVER)
+    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes} | {_OWN_DRIVER}
     patches = mine.transaction.patches
     mine.transaction.take_back([patch for patch in patches if patch.owner not in stay])
-    _install(mine.transaction, mine.plan, WORKER, {patch.owner for patch in patches})
+    leave = {patch.owner for patch in patches if patch.owner in stay}
+    _install(mine.transaction, mine.plan, WORKER, leave)
     mine.role = WORKER
 
 
