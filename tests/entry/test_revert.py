@@ -145,6 +145,12 @@ from vllm.config import ModelConfig
 from vllm_compat.errors import UsageError
 from {GENERATOR} import VllmHiddenStatesGenerator
 
+def states(status):
+    return [rank.state for rank in status.ranks]
+
+def patched(worker):
+    return vllm_compat.status().in_force
+
 def stay(self, token_ids):
     inside.set()
     over.wait(20)
@@ -172,7 +178,17 @@ if __name__ == "__main__":
         process.kill()
         process.join()
     say(vllm_compat.revert(), generator)
-    over.set()
+    if sys.argv[1] == "under way":
+        seen = [states(vllm_compat.status()), states(vllm_compat.revert())]
+        seen.append(generator.executor.collective_rpc(patched))
+        over.set()
+        thread.join()
+        if sys.argv[2] == "apply":
+            seen.append(states(vllm_compat.apply()))
+        else:
+            seen.append(states(vllm_compat.revert()))
+        seen += [generator.executor.collective_rpc(patched), states(vllm_compat.status())]
+        print(json.dumps(seen))
     for process in (first, second):
         process.kill()
 """
@@ -192,8 +208,23 @@ def test_the_status_says_of_each_rank_what_became_of_it(
 ) -> None:
     path = site.folder / "program.py"
     path.write_text(ENDED)
-    done = site.run(str(path), what, VLLM_CPU_KVCACHE_SPACE="1")
+    done = site.run(str(path), what, "revert", VLLM_CPU_KVCACHE_SPACE="1")
     assert done.returncode == 0, done.stderr
-    found, in_force, said = json.loads(done.stdout)
+    found, in_force, said = json.loads(done.stdout.splitlines()[0])
     assert (found, in_force) == (states, False)
     assert said.endswith("Build a new generator.")
+
+
+@pytest.mark.parametrize(("how", "answer"), [("revert", ["reverted", "reverted"]), ("apply", [])])
+def test_workers_that_were_busy_are_told_as_patched_and_asked_again(
+    site: Site, how: str, answer: list[str]
+) -> None:
+    path = site.folder / "program.py"
+    path.write_text(ENDED)
+    done = site.run(str(path), "under way", how, VLLM_CPU_KVCACHE_SPACE="1")
+    assert done.returncode == 0, done.stderr
+    told, again, meanwhile, after, patched, nobody = json.loads(done.stdout.splitlines()[1])
+    busy = ["busy", "busy"]
+    assert (told, again) == (busy, busy), "the batch under way is not disturbed"
+    assert meanwhile == [True, True]
+    assert (after, patched, nobody) == (answer, [False, False], [])

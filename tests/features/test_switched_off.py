@@ -49,7 +49,11 @@ print(json.dumps({{"features": status.features, "layers": layers, "patches": pat
 """
 
 OWN = {
-    "shut_down": {f"{GENERATOR}:VllmHiddenStatesGenerator.__init__"},
+    "clean_scheduler": {f"{GENERATOR}:VllmHiddenStatesGenerator.generate"},
+    "shut_down": {
+        f"{GENERATOR}:VllmHiddenStatesGenerator.__init__",
+        "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__",
+    },
     "atomic_save": {"torch:save", f"{GENERATOR}:VllmHiddenStatesGenerator.generate"},
     "save_backlog": {
         "concurrent.futures.thread:ThreadPoolExecutor.submit",

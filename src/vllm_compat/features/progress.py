@@ -33,8 +33,8 @@ class Progress(Feature):
     name = "progress"
     does = (
         "Counts the shards of vLLM's progress bar, reads the number of samples and workers' errors from"
-        " log records, keeps the error that ends the program, for the launcher, and writes the stacks of a"
-        " process's threads when the launcher asks for them."
+        " log records, keeps the error that ends the program, for the launcher, and writes the stacks"
+        " of a process's threads when the launcher asks for them."
     )
     why = (
         "A run of hours says nothing while it loads and extracts, and vLLM's worker answers an error"

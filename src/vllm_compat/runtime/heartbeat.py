@@ -7,7 +7,8 @@ of the run keeps one small file there, ``<pid>.json``, replaced as a whole when 
 written is dropped.
 
 A process in which the feature ``progress`` is in force also answers a signal (:data:`DUMP`) with the
-stacks of its threads, in ``<pid>.stack``; Python's ``faulthandler`` writes them, so that this works in a process that hangs in C.
+stacks of its threads, in ``<pid>.stack``; Python's ``faulthandler`` writes them, so that this works in
+a process that hangs in C.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Listener:
 
 
 def listen() -> Callable[[], str]:
-    """Answer :data:`DUMP` with this process's stacks, here and in forked children; return what ends it."""
+    """Answer :data:`DUMP` with this process's stacks, and in forked children; return what ends it."""
     mine = run.current().part(Said)
     if mine.listener is None:
         mine.listener = Listener()
