@@ -167,7 +167,7 @@ class Names(Guards):
 
     def narrowed(self, node: ast.expr) -> Value | None:
         """Return what an ``isinstance`` test says of an attribute or item."""
-        if any("." in name or "[" in name for name in self.env):
+        if self.package.narrows and any("." in name or "[" in name for name in self.env):
             return self.env.get(self.source(node))
         return None
 
@@ -195,6 +195,7 @@ class Names(Guards):
         if isinstance(subject, ast.Name):
             self.env[subject.id] = value
         while isinstance(subject, (ast.Subscript, ast.Attribute)):
+            self.package.narrows = True
             self.env[self.source(subject)] = value
             if isinstance(subject, ast.Attribute):
                 break

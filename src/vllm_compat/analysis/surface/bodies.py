@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from vllm_compat.analysis.surface.entries import AttributeEntry, ClassEntry, Entry, FunctionEntry, one_of
 from vllm_compat.analysis.surface.functions import Function, function_entry
@@ -81,7 +81,7 @@ class _Body:
             return
         entry = _field(node.annotation, node.value)
         if self.keyword_only and not entry.keyword_only:
-            entry = replace(entry, flags=f"{entry.flags}k")
+            entry = entry._replace(flags=f"{entry.flags}k")
         into[name] = entry
 
 

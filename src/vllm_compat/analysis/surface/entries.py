@@ -14,13 +14,14 @@ JSON, a list whose first item says what it is:
     an :class:`AttributeEntry`.
 ``["u", entries]``
     a :class:`Several`; of those that are more than attributes only the number is in the row.
+
+Entries are named tuples since a check makes thousands of them, and imports this before all else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vllm_compat.analysis.surface.model import Parameter, ParameterKind, Signature
 
@@ -34,8 +35,7 @@ KINDS = (
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionEntry:
+class FunctionEntry(NamedTuple):
     """A function.
 
     Flags: ``p`` property, ``s`` static, ``c`` class method, ``a`` asynchronous, ``g`` context manager,
@@ -81,8 +81,7 @@ class FunctionEntry:
         return Signature(self.parameters, self.returns, self.unwraps)
 
 
-@dataclass(frozen=True, slots=True)
-class ClassEntry:
+class ClassEntry(NamedTuple):
     """A class, with its own members only. Flag ``g``: it has ``__getattr__``, or fills its ``__dict__``
     by hand.
     """
@@ -99,16 +98,14 @@ class ClassEntry:
         return "g" in self.flags
 
 
-@dataclass(frozen=True, slots=True)
-class ImportEntry:
+class ImportEntry(NamedTuple):
     """An import; ``name`` is None where the module itself is meant."""
 
     module: str
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeEntry:
+class AttributeEntry(NamedTuple):
     """An attribute.
 
     Flags: ``v`` set on instances only, ``f`` the default comes from a factory, ``n`` not a
@@ -160,8 +157,7 @@ class AttributeEntry:
         return any(e.annotation or e.value not in (None, "None") for e in self.alternatives)
 
 
-@dataclass(frozen=True, slots=True)
-class Several:
+class Several(NamedTuple):
     """Several definitions of one name, in the order in which they are tried."""
 
     entries: tuple[Entry, ...]

@@ -11,13 +11,16 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_compat.analysis.surface.entries import ImportEntry, definitions
 from vllm_compat.analysis.surface.files import FolderTree, PackageFiles, TarTree, package_at
-from vllm_compat.analysis.surface.modules import ModuleSyntax
 from vllm_compat.analysis.surface.static import StaticSurface
 from vllm_compat.analysis.surface.things import Body
 from vllm_compat.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_compat.analysis.surface.modules import ModuleSyntax
 
 # Written by the build from outside vLLM's own tree, without an entry of its own in setup.py.
 _BUILT = ("_version", "commit_id", "vllm_flash_attn", "third_party", "grpc")
@@ -83,6 +86,8 @@ class SourceSurface(StaticSurface):
 
         Raises :class:`~vllm_compat.errors.UsageError` on a syntax error.
         """
+        from vllm_compat.analysis.surface.modules import ModuleSyntax
+
         found = self.files.locate(module)
         if found is None:
             return None
