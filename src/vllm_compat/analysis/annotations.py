@@ -35,8 +35,12 @@ class Either(NamedTuple):
 
 
 class Generic(NamedTuple):
-    """A generic with its arguments: ``list[int]``. ``dotted`` is what is subscripted."""
+    """A generic with its arguments: ``list[int]``. ``dotted`` names it, ``node`` is all of it.
 
+    Of ``Literal`` the parts mean nothing: its arguments are values.
+    """
+
+    node: ast.expr
     dotted: str
     parts: tuple[Form, ...]
 
@@ -44,6 +48,12 @@ class Generic(NamedTuple):
     def last(self) -> str:
         """The last part of the generic's name."""
         return last(self.dotted)
+
+
+class Listed(NamedTuple):
+    """A list of types: ``[int, str]``, as in ``Callable[[int, str], None]``."""
+
+    parts: tuple[Form, ...]
 
 
 class Nothing:
@@ -54,11 +64,18 @@ class Dots:
     """``...``, as in ``tuple[int, ...]``."""
 
 
-class Unreadable:
-    """What is no annotation that can be read: a number, a call, a list of parameters."""
+class Unreadable(NamedTuple):
+    """What is no annotation that can be read: a number, a call, a text that is no expression."""
+
+    said: ast.expr | str
+
+    @property
+    def text(self) -> str:
+        """Its source text."""
+        return self.said if isinstance(self.said, str) else ast.unparse(self.said)
 
 
-Form = Named | Either | Generic | Nothing | Dots | Unreadable
+Form = Named | Either | Generic | Listed | Nothing | Dots | Unreadable
 
 
 def last(dotted: str) -> str:
@@ -79,7 +96,7 @@ def expression(text: str) -> ast.expr | None:
 def form_of(text: str) -> Form:
     """Return the form of an annotation's text."""
     node = expression(text)
-    return form_of_node(node) if node is not None else Unreadable()
+    return form_of_node(node) if node is not None else Unreadable(text)
 
 
 def form_of_node(node: ast.expr) -> Form:
@@ -92,7 +109,9 @@ def form_of_node(node: ast.expr) -> Form:
         return Either((form_of_node(node.left), form_of_node(node.right)))
     if isinstance(node, ast.Subscript):
         return _subscript(node)
-    return Unreadable()
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return Listed(tuple(map(form_of_node, node.elts)))
+    return Unreadable(node)
 
 
 def _constant(node: ast.Constant) -> Form:
@@ -100,7 +119,7 @@ def _constant(node: ast.Constant) -> Form:
         return Nothing()
     if node.value is Ellipsis:
         return Dots()
-    return form_of(node.value) if isinstance(node.value, str) else Unreadable()
+    return form_of(node.value) if isinstance(node.value, str) else Unreadable(node)
 
 
 def _subscript(node: ast.Subscript) -> Form:
@@ -112,7 +131,7 @@ def _subscript(node: ast.Subscript) -> Form:
         return Either((*parts, Nothing()))
     if name == "Union":
         return Either(parts)
-    return Generic(dotted, parts)
+    return Generic(node, dotted, parts)
 
 
 def _text(node: ast.expr) -> str:
