@@ -148,12 +148,12 @@ class NameChecks:
         parent, _, name = imported.rpartition(".")
         new = self.places.find_moved(imported)
         if new is not None:
-            self.places.moved[imported] = new
+            self.places.note_moved(imported, new)
         whole = self.places.is_module_import(imported)
         if whole:
             new = self.places.moved_module(imported)
             if new is not None:
-                self.places.moved[imported] = new
+                self.places.note_moved(imported, new)
         if whole or any(not self.surface.has_module(p) for p in prefixes(parent)):
             module = imported if whole else parent
             where = ""

@@ -20,15 +20,20 @@ class Places:
         self.contract = contract
         self.surface = surface
         self.home = home
-        self.moved: dict[str, str] = {}
+        self._moved: list[tuple[str, str]] = []
         self._known: dict[str, str | None] = {}
 
     def here(self, symbol: str) -> str:
         """Return a symbol's path on this surface, moved names followed."""
-        for old in sorted(self.moved, key=len, reverse=True):
+        for old, new in self._moved:
             if symbol == old or symbol.startswith((old + ".", old + "()", old + "[]")):
-                return self.moved[old] + symbol[len(old) :]
+                return new + symbol[len(old) :]
         return symbol
+
+    def note_moved(self, old: str, new: str) -> None:
+        """Note where a name is on this surface; the longest old name counts."""
+        moved = {**dict(self._moved), old: new}
+        self._moved = sorted(moved.items(), key=lambda names: len(names[0]), reverse=True)
 
     def missing(self, symbol: str) -> str | None:
         """Return the shortest prefix of a symbol that is not there, or None."""

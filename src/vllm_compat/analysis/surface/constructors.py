@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from vllm_compat.analysis.annotations import expression
@@ -158,12 +159,19 @@ def _declared(entry: ClassEntry) -> Iterator[tuple[str, AttributeEntry]]:
     order: Sequence[str] | None = getattr(entry.members, "annotated", None)
     for name in field_order(entry) if order is None else order:
         field = entry.members[name]
-        if not isinstance(field, AttributeEntry) or field.is_plain or field.on_instances:
-            continue
-        if field.annotation is not None and not without_arguments(field.annotation).endswith("ClassVar"):
+        if isinstance(field, AttributeEntry) and _is_field(field):
             yield name, field
 
 
+@lru_cache(maxsize=8192)
+def _is_field(entry: AttributeEntry) -> bool:
+    """Whether an attribute is declared as a field. Kept, as the next: releases share their entries."""
+    if entry.annotation is None or entry.is_plain or entry.on_instances:
+        return False
+    return not without_arguments(entry.annotation).endswith("ClassVar")
+
+
+@lru_cache(maxsize=8192)
 def _as_parameter(name: str, field: AttributeEntry, keyword_only: bool) -> Parameter:
     only = keyword_only or field.keyword_only
     kind = ParameterKind.KEYWORD_ONLY if only else ParameterKind.POSITIONAL_OR_KEYWORD

@@ -221,7 +221,8 @@ class Store:
         self._mentioned: dict[str, list[tuple[str, int]]] = {}
         self._rows: dict[str, Rows | None] = {}
         self._values: dict[str, Any] = {}
-        self._entries: dict[str, Entry] = {}
+        self.entries: dict[str, Entry] = {}  # of rows that say all of an entry, by their JSON
+        self._built_in: dict[str, int] = {}
         self._below: dict[str, int] = {}
 
     def text(self, group: str) -> str:
@@ -277,12 +278,6 @@ class Store:
             self._values[data] = json.loads(data)
         return self._values[data]
 
-    def entry(self, data: str) -> Entry:
-        """Return the entry that a row's JSON tells, made once."""
-        if data not in self._entries:
-            self._entries[data] = from_row(json.loads(data))
-        return self._entries[data]
-
     def modules_mask(self, module: str) -> int:
         """Return the releases that have a module."""
         ranges = self._module_ranges.get(module)
@@ -312,11 +307,13 @@ class Store:
 
     def built_mask(self, module: str) -> int:
         """Return the releases whose build makes a module."""
-        mask = 0
-        for name, releases in self._built.items():
-            if module == name or module.startswith(name + "."):
-                mask |= releases
-        return mask
+        if module not in self._built_in:
+            mask = 0
+            for name, releases in self._built.items():
+                if module == name or module.startswith(name + "."):
+                    mask |= releases
+            self._built_in[module] = mask
+        return self._built_in[module]
 
     @cached_property
     def _built(self) -> dict[str, int]:
@@ -429,6 +426,9 @@ def _join(store: Store, view: View, rows: Rows, path: str) -> Entry | None:
     row = view.row(rows.of(path))
     if row is None:
         return None
+    known = store.entries.get(row)
+    if known is not None:
+        return known
     if row.startswith('["c"'):
         _, bases, decorators, keywords, flags, order = store.value(row)
         members = _Members(store, view, rows, path, order)
@@ -436,7 +436,8 @@ def _join(store: Store, view: View, rows: Rows, path: str) -> Entry | None:
     if row.startswith('["u",') and isinstance(number := store.value(row)[1], int):
         parts = (_join(store, view, rows, f"{path}#{i}") for i in range(number))
         return Several(tuple(part for part in parts if part is not None))
-    return store.entry(row)
+    entry = store.entries[row] = from_row(json.loads(row))
+    return entry
 
 
 def dump(value: object) -> str:

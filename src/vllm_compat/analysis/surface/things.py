@@ -77,14 +77,14 @@ class Thing:
     @property
     def as_function(self) -> FunctionEntry | None:
         """Its entry, where it is a function that is called, not read like an attribute."""
-        known = isinstance(self.entry, FunctionEntry) and not self.entry.is_property
-        return self.entry if known and isinstance(self.entry, FunctionEntry) else None
+        entry = self.entry
+        return entry if isinstance(entry, FunctionEntry) and not entry.is_property else None
 
     @property
     def as_property(self) -> FunctionEntry | None:
         """Its entry, where it is a property."""
-        known = isinstance(self.entry, FunctionEntry) and self.entry.is_property
-        return self.entry if known and isinstance(self.entry, FunctionEntry) else None
+        entry = self.entry
+        return entry if isinstance(entry, FunctionEntry) and entry.is_property else None
 
     @property
     def as_attribute(self) -> AttributeEntry | None:
