@@ -371,7 +371,7 @@ def _become_worker(mine: Run) -> None:
 
 def _let_it_drive(transaction: Transaction, plan: Plan) -> None:
     """Let this worker become a driver when it builds a generator, or a dataset for step 1."""
-    from vllm_compat.analysis.environment import preprocessing_of
+    from vllm_compat.analysis.facts import preprocessing_of
 
     def wrap(target: str) -> None:
         module, _, path = target.partition(":")
