@@ -114,6 +114,13 @@ def test_a_residual_stream_that_is_not_read_fails(
     assert [(item.question, item.state) for item in found] == [("residual stream", "fail")] * items
 
 
+def test_several_residual_streams_fail(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "hc_mult": 4}))
+    (found,) = p._stream(p.Options(model=str(tmp_path)), "0.33.0")
+    assert (found.question, found.state) == ("residual stream", "fail")
+    assert "carries 4 residual streams a token (hc_mult of its configuration)" in found.answer
+
+
 def test_the_disk_must_hold_the_samples(tmp_path: Path) -> None:
     from dataclasses import replace
 

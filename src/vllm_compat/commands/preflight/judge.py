@@ -30,6 +30,7 @@ from typing import Any
 
 from vllm_compat.analysis.layer_ids import config_path, layers_of, read_config
 from vllm_compat.analysis.misread import architectures_of, before_loading
+from vllm_compat.analysis.streams import refusal
 from vllm_compat.commands.run_options import RunTerms
 from vllm_compat.errors import UsageError, VllmCompatError
 
@@ -260,9 +261,11 @@ def _pair(options: Options) -> list[Item]:
 
 
 def _stream(options: Options, vllm: str) -> list[Item]:
-    """Say where the residual stream of this model's layers is not read, on CUDA."""
-    named = architectures_of(read_config(options.model))
-    sentence = before_loading(named, options.devices, vllm, "cuda")
+    """Say where this model has no one residual stream, or one that is not read, on CUDA."""
+    config = read_config(options.model)
+    sentence = refusal(config, options.model) or before_loading(
+        architectures_of(config), options.devices, vllm, "cuda"
+    )
     return [Item("residual stream", "fail", sentence)] if sentence else []
 
 
