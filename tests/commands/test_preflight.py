@@ -223,3 +223,32 @@ def test_capabilities() -> None:
     for text in ("12", "sm_120", "12.0.1"):
         with pytest.raises(UsageError, match="no compute capability"):
             p.parse_capability(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised_in", "state"),
+    [
+        (
+            "ValueError: output_size 192 is not divisible by block_n = 128.",
+            "vllm.model_executor",
+            "fail",
+        ),
+        ("NotImplementedError: no such scheme", "vllm.config", "fail"),
+        ("ValueError: not enough values to unpack", "torch.cuda", "unknown"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "torch.cuda", "unknown"),
+        ("AssertionError: sizes", "vllm.model_executor", "unknown"),
+        ("RuntimeError: capability 12.0 is not supported", "", "fail"),
+        ("ValueError: Found no NVIDIA driver on your system", "vllm.platforms", "unknown"),
+    ],
+)
+def test_what_vllm_itself_refuses_fails_and_what_the_stand_in_lacks_is_unknown(
+    error: str, raised_in: str, state: str
+) -> None:
+    asked = {
+        "stage": "building the model's modules",
+        "standing_in": True,
+        "error": error,
+        "raised_in": raised_in,
+    }
+    (item,) = p._architecture({"architectures": ["A"]}, asked)
+    assert item.state == state

@@ -223,15 +223,25 @@ def _architecture(config: Mapping[str, Any], asked: Mapping[str, Any]) -> list[I
         return [Item(question, "ok", f"{name} is known to {version}, and can be built; asked was {how}")]
     if asked.get("stage") == "importing vLLM":
         return [Item(question, "unknown", f"vLLM could not be asked: {error}")]
-    state = "fail" if not asked.get("standing_in") or _is_refusal(error) else "unknown"
+    refused = _is_refusal(error, str(asked.get("raised_in", "")))
+    state = "fail" if refused or not asked.get("standing_in") else "unknown"
     said = "cannot load it" if state == "fail" else "did not answer"
     return [Item(question, state, f"{name}: {version} {said} ({asked.get('stage')}): {error}")]
 
 
-def _is_refusal(error: str) -> bool:
-    """Whether an error says that vLLM does not serve the model, not that the stand-in fell short."""
+def _is_refusal(error: str, raised_in: str) -> bool:
+    """Whether an error says that vLLM does not serve the model, not that the stand-in fell short.
+
+    ``raised_in`` is the module that has raised it. What vLLM raises itself about values (shapes that do
+    not divide, a scheme that it does not know) does not depend on a device that is not there; what torch
+    or a library raises may, and so may an assertion.
+    """
+    if "NVIDIA driver" in error:
+        return False
     words = ("not supported", "unsupported", "is not a valid", "ValidationError", "larger than")
-    return any(word in error for word in words) and "NVIDIA driver" not in error
+    by_vllm = raised_in.partition(".")[0] == "vllm"
+    about_values = error.partition(":")[0] in ("ValueError", "NotImplementedError")
+    return (by_vllm and about_values) or any(word in error for word in words)
 
 
 def _layers(options: Options) -> list[Item]:
