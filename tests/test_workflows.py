@@ -57,6 +57,21 @@ def test_each_step_is_a_command_that_runs_on_a_laptop(words: list[str]) -> None:
         assert words[0] in ("actionlint", "sudo")
 
 
+@pytest.mark.parametrize("job", ["fast", "with-torch"])
+def test_every_python_that_the_metadata_claims_is_tried(job: str) -> None:
+    content = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    claimed = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', metadata)
+    assert content["jobs"][job]["strategy"]["matrix"]["python"] == claimed
+
+
+def test_what_a_push_leaves_out_runs_every_week() -> None:
+    content = yaml.safe_load((ROOT / ".github/workflows/matrix.yml").read_text(encoding="utf-8"))
+    assert "schedule" in content[True]
+    lines = [step.get("run") for step in content["jobs"]["beyond"]["steps"]]
+    assert "python3 scripts/test.py --all" in lines
+
+
 def test_only_the_job_that_publishes_may_ask_for_an_identity() -> None:
     content = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
     assert list(content[True]) == ["push"], "nobody releases by hand"
