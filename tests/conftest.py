@@ -39,6 +39,29 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--beyond", action="store_true", help="run also what is marked `beyond`")
+
+
+@pytest.hookimpl(trylast=True)  # of what other options have left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `beyond`, unless it is asked for."""
+    if config.getoption("--beyond") or "beyond" in config.option.markexpr:
+        return
+    beyond = [item for item in items if item.get_closest_marker("beyond")]
+    if beyond:
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if item not in beyond]
+        config.stash[LEFT_OUT] = len(beyond)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many were left out: what nobody sees missing is lost."""
+    if number := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{number} tests marked `beyond` were left out (--beyond runs them)")
+
+
+LEFT_OUT = pytest.StashKey[int]()
 WORKER_PROC = """
 
 class WorkerProc:
