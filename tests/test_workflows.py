@@ -37,7 +37,7 @@ def commands() -> Iterator[list[str]]:
 
 
 def test_the_workflows_are_there() -> None:
-    assert {path.stem for path in WORKFLOWS} >= {"ci", "matrix", "nightly", "release"}
+    assert {path.stem for path in WORKFLOWS} >= {"ci", "docs", "matrix", "nightly", "release"}
 
 
 @pytest.mark.parametrize("words", list(commands()), ids=" ".join)

@@ -491,6 +491,17 @@ class TestRendering:
         assert text.count("is cut off") == 5
         assert "… and 4 more" in text
 
+    def test_what_no_repair_makes_good_is_to_be_extracted_again(self) -> None:
+        entries = [Entry(f"data_{i}.pt", i, 1, 1) for i in range(12)]
+        moved = replace(fault(7), kind=Kind.ORDER, remedy=Remedy.REORDER)
+        told = replace(fault(9), kind=Kind.RECORD)
+        doubt = replace(fault(5, Certainty.SUSPECTED), kind=Kind.FOREIGN, remedy=Remedy.NONE)
+        found = report(
+            fault(2), fault(3), doubt, moved, told, fault(11, Certainty.NOTE), entries=entries
+        )
+        assert render(found).endswith("\nExtract these again: 2 to 3, 5.\n")
+        assert "again" not in render(report(moved, entries=entries))
+
     @pytest.mark.parametrize("certainty", [Certainty.CERTAIN, Certainty.SUSPECTED])
     def test_faults_end_in_status_one(self, certainty: Certainty) -> None:
         assert report(fault(0, certainty)).exit_status == 1

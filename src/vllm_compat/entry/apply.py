@@ -212,7 +212,7 @@ def revert() -> Status:
     """Take every patch of this process back and shut the door for later children.
 
     Without anything in force it changes nothing, but asks those workers once more that were busy when an
-    earlier revert asked them.
+    earlier revert asked them. It raises nothing.
 
     In the driver, the workers of each engine that is alive are asked to take theirs back too, with one
     message and a few seconds to answer it; what came of it is in ``ranks``. The generators of these
@@ -221,9 +221,6 @@ def revert() -> Status:
 
     Returns:
         The status after it; ``left`` names patches that others have wrapped over.
-
-    Raises:
-        Nothing.
 
     Example:
         >>> assert not vllm_compat.revert().left
@@ -242,16 +239,13 @@ def revert() -> Status:
 
 
 def status() -> Status:
-    """Say what is in force in this process; change nothing.
+    """Say what is in force in this process; change nothing, and raise nothing.
 
     Returns:
         ``in_force`` says whether a plan is; if so, ``plan``, ``patches`` and
         ``seconds`` as ``apply()`` returned them. A patch that waits for its module to be imported
         has the state ``waiting``. ``ranks`` are those that were busy when a revert asked them and are
         still patched; the next ``revert()`` or ``apply()`` asks them again.
-
-    Raises:
-        Nothing.
 
     Example:
         >>> for patch in vllm_compat.status().patches:
