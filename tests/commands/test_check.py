@@ -195,6 +195,26 @@ def test_what_fits_no_release_is_unknown_unless_it_is_an_import(tmp_path: Path) 
     assert one(imported, "0.26.0").verdict is Verdict.INCOMPATIBLE
 
 
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        ("from vllm.config import CacheConfig\nCacheConfig(no_release_takes=1)\n", "incompatible"),
+        ("from vllm.utils.hashing import sha256\nsha256(1, no_release_takes=1)\n", "incompatible"),
+        (
+            "from vllm.v1.core.sched.scheduler import Scheduler\n"
+            "def look(scheduler: Scheduler):\n    scheduler.schedule(no_release_takes=1)\n",
+            "unknown",  # the scheduler may be a class of its own below vLLM's
+        ),
+    ],
+)
+def test_a_call_that_fits_no_release_is_incompatible_where_it_is_sure_to_be_vllms(
+    tmp_path: Path, source: str, verdict: str
+) -> None:
+    pair = one(package(tmp_path, "calls", source), "0.26.0")
+    assert [j.finding.name for j in pair.findings] == ["no_release_takes"]
+    assert pair.verdict.value == verdict
+
+
 def test_a_package_that_does_not_use_vllm_is_unknown(tmp_path: Path) -> None:
     folder = package(tmp_path, "nothing", "import json\n")
     assert one(folder, "0.26.0").verdict is Verdict.UNKNOWN

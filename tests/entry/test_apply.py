@@ -118,10 +118,11 @@ def test_status_tells_every_patch_and_its_owner(site: Site) -> None:
     assert 0 < held["seconds"] < 30
     owners = [owner for owner, _, _ in held["patches"]]
     checks = {"check: batch", "check: ranks"}
-    features = {"shut_down", "atomic_save", "save_backlog"}
+    features = {"clean_scheduler", "shut_down", "atomic_save", "save_backlog"}
     dataset = {"check: dataset"} & set(owners)
     assert set(owners) == {*held["adapters"], *checks, *dataset, *features}
-    first = min(owners.index(name) for name in checks)
+    first = min(owners.index(name) for name in checks) - 1
+    assert owners[first] == "clean_scheduler", "in force in each batch that a check asks for"
     assert set(held["adapters"]) == set(owners[:first]), "checks stand outside of the adapters"
     assert owners[-1] in features, "features stand outside of the checks"
     assert {state for _, _, state in held["patches"]} == {"waiting"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.analysis.environment import trainer_of
+from vllm_compat.analysis.facts import trainer_of
 from vllm_compat.errors import UsageError
 from vllm_compat.runtime.context import current_build, is_making_draft, making_draft
 
