@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_compat.commands.run.launch import output_folder
+from vllm_compat.commands.run.folder import output_folder
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
 

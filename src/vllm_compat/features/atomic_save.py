@@ -6,7 +6,7 @@ whole one behind a missing one, and neither is ever made again. And a save that 
 when the program asks for its result: after the last batch.
 
 What is wrapped is bound to ``torch.save`` of a sample (a mapping with ``hidden_states``) to such a
-name, in the downstream's driver, and to nothing else. The sample goes into ``.data_<i>.pt.part``
+name, in the downstream's driver, and to nothing else. The sample goes into ``.data_<i>.pt.<process>.part``
 first, a name that neither the script nor a trainer takes for a sample, and gets its own name when it
 is whole and the one before it is there. So whatever ends the run, the folder holds an unbroken row of
 whole files. After a save that failed nothing behind it is put in place, and the next batch is
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import GuardError
 from vllm_compat.features.base import Feature
-from vllm_compat.runtime import run, run_record
+from vllm_compat.runtime import identity, run, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -48,8 +48,8 @@ STRANGERS = 3
 
 
 def part_of(name: str) -> str:
-    """Return the name of a sample that is being written."""
-    return f".{name}.part"
+    """Return the name of a sample that this process is writing; no other process writes that file."""
+    return f".{name}.{identity.own()}.part"
 
 
 def torn_of(name: str) -> str:
@@ -85,7 +85,7 @@ class AtomicSave(Feature):
 
     name = "atomic_save"
     does = (
-        "Writes a sample to .data_<i>.pt.part and gives it its name when it is whole and the one before"
+        "Writes a sample to .data_<i>.pt.<process>.part and gives it its name when it is whole and the one before"
         " it is there. After a save that failed nothing behind it is put in place, and the next batch is"
         " refused."
     )
@@ -141,7 +141,7 @@ def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, 
         state.writing.add(index)
     try:
         result = wrapped(*args, **kwargs)
-        _publish(saves, state, index, folder)
+        _publish(saves, state, index, folder, part)
         run_record.saved(path)
         return result
     except BaseException as error:
@@ -154,7 +154,7 @@ def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, 
             saves.changed.notify_all()
 
 
-def _publish(saves: Saves, state: _Folder, index: int, folder: str) -> None:
+def _publish(saves: Saves, state: _Folder, index: int, folder: str, part: str) -> None:
     """Give a whole sample its name, once those before it have theirs."""
     name = f"data_{index}.pt"
     before = os.path.join(folder, f"data_{index - 1}.pt")
@@ -176,7 +176,7 @@ def _publish(saves: Saves, state: _Folder, index: int, folder: str) -> None:
                 state.strangers += 1  # the first of a row that begins here, or no row at all
                 break
             saves.changed.wait(patience)
-        os.replace(os.path.join(folder, part_of(name)), os.path.join(folder, name))
+        os.replace(part, os.path.join(folder, name))
         state.writing.discard(index)
         saves.changed.notify_all()
     for old in (torn_of(name), kept_of(name)):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 from vllm_compat.errors import GuardError, UsageError
 from vllm_compat.features.atomic_save import SAMPLE, kept_of, torn_of
 from vllm_compat.features.base import Feature
-from vllm_compat.runtime import env, run_record
+from vllm_compat.runtime import env, identity, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Transaction
 
-_ASIDE = re.compile(r"\.(data_(\d+)\.pt)\.(kept|part|torn)")
+_ASIDE = re.compile(r"\.(data_(\d+)\.pt)\.(?:([\w-]+)\.)?(kept|part|torn)")
+FORGOTTEN = 3600.0
+"""Seconds after which a half-written file of another machine is nobody's any more."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,20 @@ def _scan(path: Path) -> tuple[dict[int, str], dict[int, str]]:
     for name in os.listdir(path):
         if match := SAMPLE.fullmatch(name):
             own[int(match[1])] = name
-        elif (match := _ASIDE.fullmatch(name)) and match[3] == "kept":
+        elif (match := _ASIDE.fullmatch(name)) and match[4] == "kept":
             kept[int(match[2])] = name
-        elif match and match[3] == "part":
-            os.unlink(path / name)  # of a run that was killed; its owner holds no lock any more
+        elif match and match[4] == "part" and _is_nobodys(path / name, match[3]):
+            os.unlink(path / name)  # of a run that was killed
     return own, kept
+
+
+def _is_nobodys(path: Path, owner: str | None) -> bool:
+    """Whether the process that was writing a file has ended; an earlier release named none."""
+    ended = identity.has_ended(owner) if owner else None
+    if ended is None and owner:
+        with suppress(OSError):
+            return time.time() - path.stat().st_mtime > FORGOTTEN
+    return ended is not False
 
 
 def _set_torn_aside(path: Path, own: dict[int, str]) -> tuple[int, ...]:
@@ -150,7 +162,7 @@ def put_back(path: Path) -> tuple[int, ...]:
     with suppress(OSError):
         for name in os.listdir(path):
             match = _ASIDE.fullmatch(name)
-            if match and match[3] == "kept":
+            if match and match[4] == "kept":
                 if (path / match[1]).exists():
                     os.unlink(path / name)
                     continue

@@ -27,7 +27,9 @@ Daemons with a session of their own are left alone.
 launcher shows it and keeps it as JSON (`vllm_compat.commands.run.watch`).
 
 *Samples.* Before the program starts, torn and missing files in its output folder are found, so that
-the run makes them again (`vllm_compat.features.resume_samples`).
+the run makes them again (`vllm_compat.features.resume_samples`). No second run gets the folder, from
+before it is there until the last process that may write into it has ended
+(`vllm_compat.commands.run.folder`).
 
 *Verdict.* The last line on standard error says how the run ended, and why.
 """
@@ -48,6 +50,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from vllm_compat.commands.run.folder import output_folder, own_folder, start_index
 from vllm_compat.commands.run.processes import (
     Witness,
     adopt_orphans,
@@ -138,16 +141,19 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
     options = options or LaunchOptions()
     try:
         command = _command(argv, module=module)
-        folder = None if options.leave_folder else output_folder(argv[1:])
+        written = output_folder(argv[1:])
+        folder = None if options.leave_folder else written
         with (
             _record_file(options.record) as record,
             tempfile.TemporaryDirectory(prefix="vllm-compat-status-") as status,
             _log_file(options.log) as log,
-            _own_folder(folder),
+            own_folder(written, shared=options.leave_folder),
         ):
             environ = _environment(options, record)
             environ[env.VLLM_COMPAT_STATUS] = status
-            if folder is not None and (found := resume_samples.prepare(folder, start=_start(argv[1:]))):
+            if folder is not None and (found := resume_samples.prepare(
+                folder, start=start_index(argv[1:])
+            )):
                 if str(found):
                     say(str(found))
                 if found.kept:
@@ -252,27 +258,6 @@ def _state(outcome: Outcome) -> str:
     return "finished" if outcome.right else "failed"
 
 
-def output_folder(arguments: Sequence[str]) -> Path | None:
-    """Return the folder that stock's offline script is told to write to (``--output-dir``)."""
-    given = _argument(arguments, "--output-dir")
-    return Path(given) if given else None
-
-
-def _start(arguments: Sequence[str]) -> int:
-    """Return the number of the first sample, as stock's offline script is told (``--start-idx``)."""
-    given = _argument(arguments, "--start-idx") or "0"
-    return int(given) if given.isdigit() else 0
-
-
-def _argument(arguments: Sequence[str], name: str) -> str | None:
-    for place, word in enumerate(arguments):
-        if word == name and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
-
-
 def _resume(folder: Path | None) -> str:
     """Return the sentence that says how to go on; nothing where no folder is known."""
     if folder is None:
@@ -333,33 +318,6 @@ def _log_file(wanted: Path | None) -> Iterator[int | None]:
         raise UsageError(f"The log cannot be written to {wanted}: {error.strerror}.") from None
     try:
         yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _own_folder(folder: Path | None) -> Iterator[None]:
-    """Keep a second run out of an output folder; the lock ends with this process.
-
-    Raises:
-        UsageError: another run writes into the folder.
-    """
-    if folder is None or not folder.is_dir():
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"Another `vllm-compat run` writes into {folder}: wait for it, or name another folder."
-            ) from None
-        except OSError:
-            pass  # a file system that has no locks
-        yield
     finally:
         os.close(descriptor)
 
