@@ -9,6 +9,7 @@ is taken away by the run that ends last.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,12 +18,50 @@ from vllm_compat.commands.run.processes import say
 from vllm_compat.errors import UsageError
 
 _ATTEMPTS = 100
+_LONGEST = 2**20
+_MARKS = (b"VllmHiddenStatesGenerator", b"--output-dir", b"data_")
+"""What stands in the source of stock's offline script, and nowhere but in it and in what is made of it."""
 
 
-def output_folder(arguments: Sequence[str]) -> Path | None:
-    """Return the folder that stock's offline script is told to write to (``--output-dir``)."""
-    given = argument(arguments, "--output-dir")
-    return Path(given) if given else None
+def output_folder(argv: Sequence[str], *, module: bool = False) -> Path | None:
+    """Return the folder that stock's offline script is told to write to (``--output-dir``).
+
+    The script is known by what its source says: it may have another name, stand behind a launcher such
+    as torchrun, or be a copy that somebody has changed.
+
+    Args:
+        argv: The program and its arguments.
+        module: Whether the first of them names a module.
+
+    Returns:
+        The folder; None where none of the words is such a script, whatever options it has.
+    """
+    given = argument(argv[1:], "--output-dir")
+    if not given:
+        return None
+    scripts = [_source_of(argv[0])] if module else [Path(argv[0]), Path(argv[0], "__main__.py")]
+    scripts += [Path(word) for word in argv[1:] if word.endswith(".py")]
+    return Path(given) if any(map(_is_stocks, scripts)) else None
+
+
+def _source_of(module: str) -> Path:
+    """Return where a module's source should be; no package is imported to find it out."""
+    relative = Path(*module.split("."))
+    for entry in ("", *sys.path):
+        for found in (Path(entry, relative, "__main__.py"), Path(entry, f"{relative}.py")):
+            if found.is_file():
+                return found
+    return Path(f"{relative}.py")
+
+
+def _is_stocks(script: Path) -> bool:
+    """Whether a script writes ``data_<i>.pt`` with the downstream's generator, as stock's own does."""
+    try:
+        with script.open("rb") as file:
+            text = file.read(_LONGEST)
+    except (OSError, ValueError):
+        return False
+    return all(word in text for word in _MARKS)
 
 
 def start_index(arguments: Sequence[str]) -> int:

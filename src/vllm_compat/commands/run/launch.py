@@ -141,7 +141,7 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
     options = options or LaunchOptions()
     try:
         command = _command(argv, module=module)
-        written = output_folder(argv[1:])
+        written = output_folder(argv, module=module)
         folder = None if options.leave_folder else written
         with (
             _record_file(options.record) as record,
@@ -151,20 +151,12 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
         ):
             environ = _environment(options, record)
             environ[env.VLLM_COMPAT_STATUS] = status
-            if folder is not None and (found := resume_samples.prepare(
-                folder, start=start_index(argv[1:])
-            )):
-                if str(found):
-                    say(str(found))
-                if found.kept:
-                    environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
-            watch = _watch(options, Path(status), argv)
-            outcome = _supervise(command, environ, record, options, watch=watch, log=log)
+            with _made_ready(folder, start_index(argv[1:]), environ):
+                watch = _watch(options, Path(status), argv)
+                outcome = _supervise(command, environ, record, options, watch=watch, log=log)
             outcome = replace(
                 outcome, kept=_kept(options), resume=_resume(folder) if not outcome.right else ""
             )
-            if folder is not None and outcome.right:
-                resume_samples.put_back(folder)
             said = verdict(outcome)
             watch.end(_state(outcome), said, _exit_status(outcome))
     except UsageError as error:
@@ -174,6 +166,26 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
     if outcome.returncode < 0:
         _end_by_signal(-outcome.returncode)
     return _exit_status(outcome)
+
+
+@contextmanager
+def _made_ready(folder: Path | None, start: int, environ: dict[str, str]) -> Iterator[None]:
+    """Set torn samples and those behind a gap aside for a run; put back what it had no use for.
+
+    Raises:
+        UsageError: The folder cannot be read or changed.
+    """
+    if folder is None or (found := resume_samples.prepare(folder, start=start)) is None:
+        yield
+        return
+    if str(found):
+        say(str(found))
+    if found.kept:
+        environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
+    try:
+        yield
+    finally:  # a run that has failed must not hide a file either
+        resume_samples.put_back(folder)
 
 
 def verdict(outcome: Outcome) -> str:
@@ -263,7 +275,7 @@ def _resume(folder: Path | None) -> str:
     if folder is None:
         return ""
     return (
-        "What is saved is whole. To do the rest, and no more, run the same again:"
+        "What it has saved is whole. To do the rest, and no more, run the same again:"
         f" {shlex.join(sys.orig_argv)}"
     )
 
