@@ -58,15 +58,19 @@ SAVE = """
 @pytest.fixture
 def start(site: Site) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `vllm-compat run` on a stand-in for stock's script, which waits for a file named `go`."""
-    site.edit("torch/__init__.py", '\n    raise NotImplementedError("the fake torch saves nothing")', SAVE)
+    site.edit(
+        "torch/__init__.py", '\n    raise NotImplementedError("the fake torch saves nothing")', SAVE
+    )
     (site.folder / "script.py").write_text(SCRIPT)
     started = []
 
     def launch(name: str, out: Path, *options: str) -> subprocess.Popen[str]:
         source = str(Path(resume_samples.__file__).parents[2])
         process = subprocess.Popen(
-            [sys.executable, "-m", "vllm_compat", "run", "--no-canary", *options, "script.py"]
-            + ["--output-dir", str(out), "--name", name],
+            [
+                *(sys.executable, "-m", "vllm_compat", "run", "--no-canary", *options, "script.py"),
+                *("--output-dir", str(out), "--name", name),
+            ],
             cwd=site.folder,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))},
@@ -161,7 +165,12 @@ def test_a_half_written_file_is_taken_away_only_when_its_process_has_ended(tmp_p
         check=True,
     ).stdout.strip()
     elsewhere = "0badcafe-12-34"
-    for name in (mine.name, f".data_4.pt.{ended}.part", ".data_5.pt.part", f".data_6.pt.{elsewhere}.part"):
+    for name in (
+        mine.name,
+        f".data_4.pt.{ended}.part",
+        ".data_5.pt.part",
+        f".data_6.pt.{elsewhere}.part",
+    ):
         (tmp_path / name).write_bytes(b"half")
     old = tmp_path / f".data_7.pt.{elsewhere}.part"
     old.write_bytes(b"half")
@@ -196,15 +205,14 @@ def test_a_folder_in_a_parent_that_only_others_may_write_to_is_locked_itself(
         return original(path, *rest, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    with own_folder(out):
-        with pytest.raises(UsageError, match="Another"), own_folder(out):
-            pass
+    with own_folder(out), pytest.raises(UsageError, match="Another"), own_folder(out):
+        pass
     with own_folder(out):
         pass
 
 
 def test_a_folder_is_the_same_under_all_its_names(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    with own_folder(tmp_path / "link"):
-        with pytest.raises(UsageError), own_folder(tmp_path / "x" / ".." / "real"):
-            pass
+    other = own_folder(tmp_path / "x" / ".." / "real")
+    with own_folder(tmp_path / "link"), pytest.raises(UsageError), other:
+        pass

@@ -12,7 +12,6 @@ from vllm_compat.commands.run.folder import output_folder
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
 
-
 STOCK = """
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 parser.add_argument("--output-dir")

@@ -53,7 +53,7 @@ def while_building(plan: Plan) -> Wrapper:
         except Exception as error:
             run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
             raise
-        heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+        heartbeat.phase("ready", layer_ids=getattr(instance, "layer_ids", ()))
         return result
 
     return build

@@ -6,8 +6,8 @@ whole one behind a missing one, and neither is ever made again. And a save that 
 when the program asks for its result: after the last batch.
 
 What is wrapped is bound to ``torch.save`` of a sample (a mapping with ``hidden_states``) to such a
-name, in the downstream's driver, and to nothing else. The sample goes into ``.data_<i>.pt.<process>.part``
-first, a name that neither the script nor a trainer takes for a sample, and gets its own name when it
+name, in the downstream's driver, and to nothing else. The sample goes first into
+``.data_<i>.pt.<process>.part``, a name that neither the script nor a trainer takes for a sample, and gets its own name when it
 is whole and the one before it is there. So whatever ends the run, the folder holds an unbroken row of
 whole files. After a save that failed nothing behind it is put in place, and the next batch is
 refused.
@@ -85,8 +85,8 @@ class AtomicSave(Feature):
 
     name = "atomic_save"
     does = (
-        "Writes a sample to .data_<i>.pt.<process>.part and gives it its name when it is whole and the one before"
-        " it is there. After a save that failed nothing behind it is put in place, and the next batch is"
+        "Writes a sample to .data_<i>.pt.<process>.part and gives it its name when it is whole and the"
+        " one before it is there. After a save that failed nothing behind it is put in place, and the next batch is"
         " refused."
     )
     why = (

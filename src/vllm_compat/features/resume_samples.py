@@ -63,8 +63,8 @@ class Folder:
         if self.foreign:
             said += (
                 f"{' ' if said else ''}{self.path} also holds {len(self.foreign)} data_<i>.pt"
-                f" ({_ranges(self.foreign)}) that torch.save has not written as the script does: they are"
-                " left as they are, and the script takes them for samples."
+                f" ({_ranges(self.foreign)}) that torch.save has not written as the script does: they"
+                " are left as they are, and the script takes them for samples."
             )
         return said
 

@@ -1,4 +1,4 @@
-"""Which process a process id means: an id is given again after its process has ended, a start time is not.
+"""Which process a process id means: an id is given again after its process has ended.
 
 Only the standard library, and little of it: the launcher and every process of a run use it.
 """

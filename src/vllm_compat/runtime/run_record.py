@@ -7,9 +7,9 @@ launcher (:func:`vllm_compat.runtime.env.write_record`).
 from __future__ import annotations
 
 import atexit
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +45,12 @@ class Account:
     saved: int = 0
     saving_failure: str = ""
     transfer: dict[str, Any] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock, repr=False)  # samples are saved in threads
 
     def end(self) -> None:
         """Write the record for the last time."""
         atexit.unregister(write)
-        with suppress(OSError):
-            write()
+        write()
 
 
 def open_for(plan: Plan) -> None:
@@ -71,6 +71,7 @@ def _ours() -> Account | None:
     return run.current().find(Account)
 
 
+@heartbeat.only_told
 def add(results: Sequence[Mapping[str, Any]]) -> None:
     """Add one checked batch."""
     account = _ours()
@@ -100,6 +101,7 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
         write()
 
 
+@heartbeat.only_told
 def tell_transfer(how: str, reason: str = "") -> None:
     """Note how rows leave the worker: ``shared memory`` or ``replies``, and why not otherwise."""
     account = _ours()
@@ -127,6 +129,7 @@ def _facts(section: str) -> dict[str, Any]:
     return found
 
 
+@heartbeat.only_told
 def note(sentence: str) -> None:
     """Add to the verdict what was seen of the data."""
     account = _ours()
@@ -134,6 +137,7 @@ def note(sentence: str) -> None:
         account.notes.append(sentence)
 
 
+@heartbeat.only_told
 def add_from_files(count: int) -> None:
     """Add samples that were not computed: their whole files were there."""
     account = _ours()
@@ -142,13 +146,16 @@ def add_from_files(count: int) -> None:
         heartbeat.note(samples=account.samples + account.from_files)
 
 
+@heartbeat.only_told
 def saved(path: str) -> None:
     """Count a sample that has been written."""
     account = _ours()
     if account is not None:
-        account.saved += 1
+        with account.lock:
+            account.saved += 1
 
 
+@heartbeat.only_told
 def fail(cause: str) -> None:
     """Note why building or a ``generate()`` call has failed; the first cause stays."""
     account = _ours()
@@ -160,6 +167,7 @@ def fail(cause: str) -> None:
     write()
 
 
+@heartbeat.only_told
 def fail_saving(cause: str) -> None:
     """Note that a sample could not be saved: the run has failed, whatever its status says."""
     account = _ours()
@@ -201,33 +209,44 @@ def _speed(account: Account) -> float:
 
 
 def write() -> None:
-    """Write the record where the launcher wants one."""
+    """Write the record where the launcher wants one; where that fails, tell it by another way."""
     account = _ours()
     if account is None:
         return
-    account.written = time.monotonic()
+    try:
+        with account.lock:
+            account.written = time.monotonic()
+            env.write_record(_as_record(account))
+    except Exception as error:
+        heartbeat.complain("write", error)
+        heartbeat.note(record_error=heartbeat.describe(error), record_failed=_has_failed(account))
+
+
+def _has_failed(account: Account) -> bool:
+    # A program may catch the error of a call and go on; not so where it was the last one.
+    return account.failing or bool(account.saving_failure)
+
+
+def _as_record(account: Account) -> dict[str, Any]:
     plan = account.plan
-    env.write_record(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "run",
-            "summary": summary(),
-            "downstream": f"{plan.downstream} {plan.downstream_version}",
-            "vllm": plan.vllm,
-            "plan": plan.digest,
-            "adapters": {step.adapter: step.reason for step in plan.steps},
-            "features": list(run.current().features),
-            "switched_off": list(plan.switched_off),
-            "samples": account.samples,
-            "tokens": account.tokens,
-            "calls": account.calls,
-            "saved": account.saved,
-            "from_files": account.from_files,
-            "transfer": _transfer(account),
-            "saving": _facts("saving") or None,
-            "failure": account.failure or None,
-            "extracted": _extracted(account),
-            # A program may catch the error of a call and go on; not so where it was the last one.
-            "failed": account.failing or bool(account.saving_failure),
-        }
-    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "run",
+        "summary": summary(),
+        "downstream": f"{plan.downstream} {plan.downstream_version}",
+        "vllm": plan.vllm,
+        "plan": plan.digest,
+        "adapters": {step.adapter: step.reason for step in plan.steps},
+        "features": list(run.current().features),
+        "switched_off": list(plan.switched_off),
+        "samples": account.samples,
+        "tokens": account.tokens,
+        "calls": account.calls,
+        "saved": account.saved,
+        "from_files": account.from_files,
+        "transfer": _transfer(account),
+        "saving": _facts("saving") or None,
+        "failure": account.failure or None,
+        "extracted": _extracted(account),
+        "failed": _has_failed(account),
+    }

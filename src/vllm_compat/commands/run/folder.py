@@ -20,7 +20,7 @@ from vllm_compat.errors import UsageError
 _ATTEMPTS = 100
 _LONGEST = 2**20
 _MARKS = (b"VllmHiddenStatesGenerator", b"--output-dir", b"data_")
-"""What stands in the source of stock's offline script, and nowhere but in it and in what is made of it."""
+"""What stands in the source of stock's offline script, and in what is made of it."""
 
 
 def output_folder(argv: Sequence[str], *, module: bool = False) -> Path | None:
@@ -145,7 +145,7 @@ def _lock(name: Path, folder: Path, shared: bool) -> int | None:
             return None
         # The run that held it may have taken the file away in between: then this is no lock any more.
         if _is(descriptor, name) or _is(descriptor, folder):
-            os.set_inheritable(descriptor, True)  # noqa: FBT003
+            os.set_inheritable(descriptor, True)
             return descriptor
         os.close(descriptor)
     return None

@@ -60,7 +60,13 @@ from vllm_compat.commands.run.processes import (
     spawn,
     wait,
 )
-from vllm_compat.commands.run.watch import Watch, first_error, is_terminal, read_processes
+from vllm_compat.commands.run.watch import (
+    Process,
+    Watch,
+    first_error,
+    is_terminal,
+    read_processes,
+)
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
 from vllm_compat.runtime import env
@@ -145,7 +151,9 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
         folder = None if options.leave_folder else written
         with (
             _record_file(options.record) as record,
-            tempfile.TemporaryDirectory(prefix="vllm-compat-status-") as status,
+            tempfile.TemporaryDirectory(
+                prefix="vllm-compat-status-", ignore_cleanup_errors=True
+            ) as status,
             _log_file(options.log) as log,
             own_folder(written, shared=options.leave_folder),
         ):
@@ -226,7 +234,7 @@ def _ending(outcome: Outcome) -> str:
             f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
             "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
             "something keeps Python from importing the sitecustomize in "
-            f"{env.bootstrap_directory()}."
+            f"{env.bootstrap_directory()}, or from writing its record (a full or read-only disk)."
         )
     if outcome.returncode == 0 and record.get("failed"):
         return (
@@ -393,7 +401,7 @@ def _record_file(wanted: Path | None) -> Iterator[Path]:
         UsageError: the wanted file can't be written.
     """
     if wanted is None:
-        with tempfile.TemporaryDirectory(prefix="vllm-compat-") as directory:
+        with tempfile.TemporaryDirectory(prefix="vllm-compat-", ignore_cleanup_errors=True) as directory:
             yield Path(directory, "record.json")
         return
     path = Path(os.path.abspath(wanted))
@@ -417,6 +425,21 @@ def _read_record(path: Path) -> Mapping[str, object] | None:
     return record if isinstance(record, dict) else {"summary": "The run's record is malformed."}
 
 
+def _completed(
+    record: Mapping[str, object] | None, processes: Sequence[Process]
+) -> Mapping[str, object] | None:
+    """Return the record with what a process could say only by its other file: that the record is old."""
+    untold = [process.said for process in processes if "record_error" in process.said]
+    if not untold:
+        return record
+    said = untold[-1]
+    summary = str((record or {}).get("summary") or "")
+    summary += f"{' ' if summary else ''}The record could not be written ({said['record_error']}): it"
+    summary += " does not tell all."
+    failed = bool((record or {}).get("failed")) or any(said.get("record_failed") for said in untold)
+    return {**(record or {}), "summary": summary, "failed": failed}
+
+
 def _supervise(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -437,11 +460,12 @@ def _supervise(
         seconds = time.monotonic() - started
         leftovers = end_leftovers(options.grace_seconds, options.kill_seconds, except_for=witness.pid)
         witness.dismiss()
-    failed = first_error(read_processes(watch.folder))
+    processes = read_processes(watch.folder)
+    failed = first_error(processes)
     return Outcome(
         returncode=returncode,
         seconds=seconds,
-        record=_read_record(record),
+        record=_completed(_read_record(record), processes),
         leftovers=leftovers,
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",
