@@ -7,10 +7,11 @@ when the program asks for its result: after the last batch.
 
 What is wrapped is bound to ``torch.save`` of a sample (a mapping with ``hidden_states``) to such a
 name, in the downstream's driver, and to nothing else. The sample goes first into
-``.data_<i>.pt.<process>.part``, a name that neither the script nor a trainer takes for a sample, and gets its own name when it
-is whole and the one before it is there. So whatever ends the run, the folder holds an unbroken row of
-whole files. After a save that failed nothing behind it is put in place, and the next batch is
-refused.
+``.data_<i>.pt.<process>.part``, a name that neither the script nor a trainer takes for a sample, and
+gets its own name when it is whole and the one before it is there. So whatever ends the run, the folder
+holds an unbroken row of whole files. After a save that failed nothing behind it is put in place until
+that very sample is saved, and the next batch is refused: once, so that a notebook can go on when the
+disk has room again.
 
 Not done: syncing each file to the disk. A machine that loses power may lose whole files' contents;
 :mod:`vllm_compat.features.resume_samples` finds them before the next run.
@@ -86,8 +87,8 @@ class AtomicSave(Feature):
     name = "atomic_save"
     does = (
         "Writes a sample to .data_<i>.pt.<process>.part and gives it its name when it is whole and the"
-        " one before it is there. After a save that failed nothing behind it is put in place, and the next batch is"
-        " refused."
+        " one before it is there. After a save that failed nothing behind it is put in place until it is"
+        " saved after all, and the next batch is refused, once."
     )
     why = (
         "The offline script saves in place, from four threads, and resumes behind the highest number: a"
@@ -109,14 +110,21 @@ def _before_a_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
 
 
 def refuse_after_failure() -> None:
-    """Stop a run whose samples can no longer be saved.
+    """Stop a run whose samples can no longer be saved; who calls again knows of it.
 
     Raises:
         GuardError: Says which sample could not be saved, and why.
     """
     saves = run.current().find(Saves)
-    if saves is not None and saves.failure and run_record.is_ours():
-        raise GuardError(f"No further batch is extracted: {saves.failure}")
+    if saves is None or not run_record.is_ours():
+        return
+    with saves.changed:
+        failure, saves.failure = saves.failure, ""
+    if failure:
+        raise GuardError(
+            f"No further batch is extracted: {failure} Make room, then go on at that sample (run the"
+            " same again, or call generate() again)."
+        )
 
 
 def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -178,6 +186,10 @@ def _publish(saves: Saves, state: _Folder, index: int, folder: str, part: str) -
             saves.changed.wait(patience)
         os.replace(part, os.path.join(folder, name))
         state.writing.discard(index)
+        if state.failed == index:
+            state.failed = None  # saved after all
+            saves.failure = ""
+            run_record.recover_saving()
         saves.changed.notify_all()
     for old in (torn_of(name), kept_of(name)):
         with suppress(OSError):
@@ -204,7 +216,9 @@ def _failed(saves: Saves, state: _Folder, index: int, path: str, error: BaseExce
         f"{name} could not be saved to {folder}: {cause}. The folder holds whole files up to the one"
         " before it."
     )
-    if not saves.failure:
-        saves.failure = sentence
+    with saves.changed:
+        first = not saves.failure
+        saves.failure = saves.failure or sentence
+    if first:
         run_record.fail_saving(sentence)
     return GuardError(sentence)

@@ -289,7 +289,7 @@ class _Kept:
         if not kept:
             return wrapped(*args, **kwargs)
         rest = [prompt for place, prompt in enumerate(given) if place not in kept]
-        made = iter(wrapped(rest) if rest else ())
+        made = iter(_of_the_rest(wrapped, rest, args, kwargs) if rest else ())
         return [kept[place] if place in kept else next(made) for place in range(len(given))]
 
     def _read(self, index: int, ids: Sequence[int], layers: int) -> Mapping[str, Any] | None:
@@ -313,6 +313,15 @@ class _Kept:
             "hidden_states": list(sample["hidden_states"]),
             "loss_mask": None,
         }
+
+
+def _of_the_rest(
+    wrapped: Any, rest: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Compute what no file answers, with all else that the caller has given."""
+    if args:
+        return wrapped(rest, *args[1:], **kwargs)
+    return wrapped(**{**kwargs, "token_ids": rest})
 
 
 def _ranges(numbers: Sequence[int]) -> str:

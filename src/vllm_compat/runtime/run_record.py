@@ -178,6 +178,18 @@ def fail_saving(cause: str) -> None:
     write()
 
 
+@heartbeat.only_told
+def recover_saving() -> None:
+    """Note that the sample that could not be saved has been saved after all."""
+    account = _ours()
+    if account is None:
+        return
+    if account.failure == account.saving_failure:
+        account.failure = ""
+    account.saving_failure = ""
+    write()
+
+
 def summary() -> str:
     """Return what was extracted, in which shape, checked; or what went wrong first."""
     account = _ours()
