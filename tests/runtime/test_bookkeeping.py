@@ -15,7 +15,8 @@ import pytest
 from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.plan import Plan, Roles
 from vllm_compat.checks import dataset
-from vllm_compat.commands.run.launch import Outcome, _completed, verdict
+from vllm_compat.commands.run.launch import Outcome, verdict
+from vllm_compat.commands.run.records import completed
 from vllm_compat.commands.run.watch import Process, Watch, read_processes
 from vllm_compat.features import progress
 from vllm_compat.runtime import heartbeat, run, run_record
@@ -119,11 +120,11 @@ def test_a_record_that_grew_old_is_told_by_the_other_way(said: Path, monkeypatch
     shutil.rmtree(said.parent / "gone")
     run_record.fail_saving("data_3.pt could not be saved")
     run_record.saved("x")
-    completed = _completed(record, read_processes(said))
-    outcome = Outcome(returncode=0, seconds=1, record=completed)
+    whole = completed(record, read_processes(said))
+    outcome = Outcome(returncode=0, seconds=1, record=whole)
     assert not outcome.right
     assert "The record could not be written (FileNotFoundError" in verdict(outcome)
-    assert _completed(record, []) == record
+    assert completed(record, []) == record
 
 
 def test_threads_that_tell_at_once_leave_a_whole_file(

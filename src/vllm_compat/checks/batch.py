@@ -45,6 +45,7 @@ def while_building(plan: Plan) -> Wrapper:
 
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = kwargs.get("model_path", args[0] if args else "")
+        run_record.open_here()
         heartbeat.phase("building", model=str(path))
         try:
             misread.refuse(str(path), _ranks(wrapped, args, kwargs), plan)

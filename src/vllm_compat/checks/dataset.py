@@ -38,6 +38,7 @@ def _checked(module: str) -> Any:
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
         dataset = given["dataset"]
+        run_record.open_here()
         try:
             check_own_class(given["tokenizer"])
             with _reasons(module) as reasons:

@@ -145,13 +145,18 @@ def allow_list_shuts_us_out(environ: Mapping[str, str]) -> str | None:
     )
 
 
-def write_record(record: Mapping[str, object]) -> bool:
+def write_record(record: Mapping[str, object], *, of_child: bool = False) -> bool:
     """Write `record` as JSON to the file that the launcher reads when the program has ended.
 
-    The file is replaced as a whole, so that the launcher never sees half of it. Returns False,
-    and does nothing, in a process that runs without the launcher.
+    With `of_child` it is that of a process which the program has started, and gets a file of its own
+    beside what the processes say of themselves; the launcher sums over all. The file is replaced as a
+    whole, so that the launcher never sees half of it. Returns False, and does nothing, in a process that
+    runs without the launcher.
     """
     path = os.environ.get(VLLM_COMPAT_RECORD)
+    if of_child:
+        folder = status_directory()
+        path = os.path.join(folder, f"{os.getpid()}.record") if folder else None
     if not path:
         return False
     import json

@@ -1,12 +1,14 @@
 """What a run has extracted so far, and the record that the launcher reads at its end.
 
-Only the driver keeps an account: the process that made the plan. Nothing is written without the
-launcher (:func:`vllm_compat.runtime.env.write_record`).
+Only a driver keeps an account: the process that made the plan, and any that builds a generator or a
+dataset, be it a child of the program's process or a copy of it. Nothing is written without the launcher
+(:func:`vllm_compat.runtime.env.write_record`), which sums over all of them.
 """
 
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +30,8 @@ class Account:
     """What one run has extracted so far."""
 
     plan: Plan
+    of_child: bool = False
+    opened: float = field(default_factory=time.monotonic)
     calls: int = 0
     samples: int = 0
     tokens: int = 0
@@ -53,12 +57,30 @@ class Account:
         write()
 
 
-def open_for(plan: Plan) -> None:
+def open_for(plan: Plan, *, of_child: bool = False) -> None:
     """Begin the account of a run; it is written when this process ends."""
     atexit.unregister(write)
-    run.current().hold(Account(plan))
+    run.current().hold(Account(plan, of_child))
     write()
     atexit.register(write)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing import util
+
+        util.Finalize(None, write, exitpriority=100)  # a forked one ends without `atexit`
+
+
+@heartbeat.only_told
+def open_here() -> None:
+    """Begin an account where a generator or a dataset is built, if this process keeps none yet.
+
+    What protects and counts the samples asks for it (:func:`is_ours`), so that it is in force where they
+    are made, whichever process has made the plan.
+    """
+    mine = run.current()
+    if mine.plan is not None and mine.find(Account) is None:
+        open_for(mine.plan, of_child=True)
+        heartbeat.note(role="program")  # the one whose progress is that of the run
 
 
 def is_ours() -> bool:
@@ -97,7 +119,7 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
         calls=account.calls,
         extracting_seconds=round(now - account.first, 2),
     )
-    if now - account.written > WRITE_EVERY:
+    if account.of_child or now - account.written > WRITE_EVERY:
         write()
 
 
@@ -153,6 +175,8 @@ def saved(path: str) -> None:
     if account is not None:
         with account.lock:
             account.saved += 1
+        if account.of_child and time.monotonic() - account.written > 1.0:
+            write()  # a forked child may end without a word
 
 
 @heartbeat.only_told
@@ -228,7 +252,7 @@ def write() -> None:
     try:
         with account.lock:
             account.written = time.monotonic()
-            env.write_record(_as_record(account))
+            env.write_record(_as_record(account), of_child=account.of_child)
     except Exception as error:
         heartbeat.complain("write", error)
         heartbeat.note(record_error=heartbeat.describe(error), record_failed=_has_failed(account))
@@ -244,6 +268,8 @@ def _as_record(account: Account) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "run",
+        "opened": account.opened,
+        "written": account.written,
         "summary": summary(),
         "downstream": f"{plan.downstream} {plan.downstream_version}",
         "vllm": plan.vllm,

@@ -60,8 +60,8 @@ from vllm_compat.commands.run.processes import (
     spawn,
     wait,
 )
+from vllm_compat.commands.run.records import read_record
 from vllm_compat.commands.run.watch import (
-    Process,
     Watch,
     first_error,
     is_terminal,
@@ -414,32 +414,6 @@ def _record_file(wanted: Path | None) -> Iterator[Path]:
     yield path
 
 
-def _read_record(path: Path) -> Mapping[str, object] | None:
-    """Return what the program's process wrote, or None where it wrote nothing."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        return {"summary": f"The run's record could not be read: {error}."}
-    return record if isinstance(record, dict) else {"summary": "The run's record is malformed."}
-
-
-def _completed(
-    record: Mapping[str, object] | None, processes: Sequence[Process]
-) -> Mapping[str, object] | None:
-    """Return the record with what a process could say only by its other file: that the record is old."""
-    untold = [process.said for process in processes if "record_error" in process.said]
-    if not untold:
-        return record
-    said = untold[-1]
-    summary = str((record or {}).get("summary") or "")
-    summary += f"{' ' if summary else ''}The record could not be written ({said['record_error']}): it"
-    summary += " does not tell all."
-    failed = bool((record or {}).get("failed")) or any(said.get("record_failed") for said in untold)
-    return {**(record or {}), "summary": summary, "failed": failed}
-
-
 def _supervise(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -465,7 +439,7 @@ def _supervise(
     return Outcome(
         returncode=returncode,
         seconds=seconds,
-        record=_completed(_read_record(record), processes),
+        record=read_record(record, watch.folder, processes),
         leftovers=leftovers,
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",
