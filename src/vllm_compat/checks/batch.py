@@ -50,6 +50,7 @@ def while_building(plan: Plan) -> Wrapper:
 
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = kwargs.get("model_path", args[0] if args else "")
+        run_record.open_here()
         heartbeat.phase("building", model=str(path))
         try:
             misread.refuse(str(path), _ranks(wrapped, args, kwargs), plan)
@@ -58,7 +59,7 @@ def while_building(plan: Plan) -> Wrapper:
         except Exception as error:
             run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
             raise
-        heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+        heartbeat.phase("ready", layer_ids=getattr(instance, "layer_ids", ()))
         return result
 
     return build

@@ -23,7 +23,7 @@ from typing import Any
 
 from vllm_compat.analysis.plan import Plan, loads
 from vllm_compat.errors import IncompatibleError, PatchError, UsageError
-from vllm_compat.runtime import env, run, run_record
+from vllm_compat.runtime import env, origin, run, run_record
 from vllm_compat.runtime.engines import Engines, RankStatus
 from vllm_compat.runtime.patching import Patch, Transaction
 from vllm_compat.runtime.run import DRIVER, FORKED, WORKER, Run
@@ -133,7 +133,7 @@ def apply(
             engines.ask_again(revert_rank)  # of an ended run: what still runs has its patches
         begin = time.perf_counter()
         inherited = env.plan_from_environment(os.environ)
-        if inherited is not None:
+        if inherited is not None and not _of_elsewhere():
             plan = loads(inherited)
             _same(_options_of(plan), asked)
             _force(plan, asked, begin, WORKER)
@@ -151,8 +151,8 @@ def apply(
                 raise IncompatibleError(shut)
             _force(plan, asked, begin, DRIVER)
             try:
-                env.publish_plan(plan.dumps())
-                run_record.open_for(plan)
+                _publish(plan)
+                run_record.open_for(plan, of_child=inherited is not None)
             except BaseException:
                 revert()
                 raise
@@ -196,11 +196,52 @@ def adopt(text: str) -> None:
             return
         begin = time.perf_counter()
         plan = loads(text)
+        if elsewhere := _of_elsewhere():
+            _plan_anew(_options_of(plan), elsewhere, begin)
+            return
         if (python := platform.python_version()) != plan.environment.python:
             raise PatchError(
                 f"the plan is for Python {plan.environment.python}, this process runs {python}"
             )
         _force(plan, _options_of(plan), begin, WORKER)
+
+
+def _publish(plan: Plan) -> None:
+    names = (plan.roles.package, "vllm", "transformers")
+    env.publish_plan(plan.dumps(), origin.describe(names))
+
+
+def _of_elsewhere() -> str:
+    """Return in words why the published plan is none for this process, or nothing."""
+    told = env.origin_of_plan(os.environ)
+    return origin.difference(told) if told else ""
+
+
+def _plan_anew(asked: _Options, elsewhere: str, begin: float) -> None:
+    """Put a plan of its own in force in a child that has other packages than its parent.
+
+    Raises:
+        IncompatibleError: There is none for them; it is also said on standard error, since whoever
+            starts such a process does not look into it.
+    """
+    try:
+        plan = plan_installed(
+            downstream=asked.downstream,
+            capture=asked.capture,
+            transfer=asked.transfer,
+            canary=asked.canary,
+            without=asked.without,
+        )
+        plan.refuse()
+    except UsageError:
+        env.withdraw_plan()  # without vLLM or the downstream there is nothing to do here
+        raise
+    except IncompatibleError as error:
+        env.withdraw_plan()
+        print(f"vllm_compat: {elsewhere}, so that it is not used here. {error}", file=sys.stderr)
+        raise
+    _force(plan, asked, begin, WORKER)
+    _publish(plan)
 
 
 def remember(error: str) -> None:
