@@ -231,7 +231,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-model-len", "--max-seq-len", "--seq-length", dest="length", type=int, default=2048,
-        metavar="N", help="tokens of the longest sample (default: 2048)",
+        metavar="N", help="tokens of the longest sample, by any of three names (default: 2048)",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=int, default=8, metavar="N", help="samples in one batch (default: 8)"

@@ -342,6 +342,7 @@ def test_after_a_kill_the_whole_files_are_counted_and_not_what_the_record_last_s
 ) -> None:
     program = launcher.write(
         """\
+        # VllmHiddenStatesGenerator, --output-dir, data_0.pt: known as stock's script by such words
         import os, sys, zipfile
         folder = sys.argv[2]
         os.makedirs(folder)
