@@ -424,7 +424,7 @@ class TestServerDataThatCannotBeRight:
     def test_fp8_without_scales(self, tmp_path: Path) -> None:
         one = sample()
         one["hidden_states"] = [states(5, 8).to(torch.float8_e4m3fn) for _ in range(4)]
-        self.refused(served(tmp_path / "fp8", [one]), tmp_path, "without their scales")
+        self.refused(served(tmp_path / "fp8", [one]), tmp_path, "and no hidden_states_scales")
 
     def test_a_sample_in_the_new_folder_that_is_no_part_of_it(
         self, source: Path, tmp_path: Path
