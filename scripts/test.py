@@ -74,13 +74,15 @@ def layers(chosen: set[str], rest: list[str], left_out: list[str]) -> Iterator[S
     python, uv = str(ROOT / ".dev" / "bin" / "python"), find_uv()
     if not Path(python).exists():
         run(*uv, "venv", "--quiet", "--python", sys.executable, str(ROOT / ".dev"))
-    run(*uv, "pip", "install", "--quiet", "--python", python, "--group", "dev", "-e", str(ROOT))
+    groups = ["--group", "dev", "--group", "docs", "-e", str(ROOT)]
+    run(*uv, "pip", "install", "--quiet", "--python", python, *groups)
     linter = "import sys; from importlinter.cli import lint_imports_command as lint; lint()"
     for title, words in (
         ("ruff", ["-m", "ruff", "check", *SOURCES]),
         ("ruff format", ["-m", "ruff", "format", "--check", *SOURCES]),
         ("layers", ["-c", linter]),
         ("mypy", ["-m", "mypy"]),
+        ("docs site", ["-m", "mkdocs", "build", "--quiet", "--strict"]),
     ):
         yield Step(title, [python, *words], variables)
 
@@ -197,6 +199,7 @@ def run(*command: str) -> None:
 def environment() -> dict[str, str]:
     """Return the caller's environment without what would change the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_COMPAT_PLAN", "PYTHON"))}
+    kept["NO_MKDOCS_2_WARNING"] = "1"  # its maker's notice about mkdocs
     return {"COVERAGE_CORE": "sysmon"} | kept if sys.version_info >= (3, 12) else kept
 
 

@@ -18,7 +18,8 @@ from vllm_compat.adapters import by_name, make_plan
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.downstream import read_contract
 from vllm_compat.analysis.drift import find_drifts
-from vllm_compat.analysis.environment import Environment, read_features
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.surface import SourceSurface

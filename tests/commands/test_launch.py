@@ -337,6 +337,28 @@ def test_a_program_ended_by_a_signal_ends_the_launcher_by_it(
     assert f"run killed by {number.name} (exit status {128 + number})" in done.stderr
 
 
+def test_after_a_kill_the_whole_files_are_counted_and_not_what_the_record_last_said(
+    launcher: Launcher,
+) -> None:
+    program = launcher.write(
+        """\
+        import os, sys, zipfile
+        folder = sys.argv[2]
+        os.makedirs(folder)
+        for number in range(5):
+            with zipfile.ZipFile(f"{folder}/data_{number}.pt", "w") as archive:
+                archive.writestr("data", b"rows")
+        with open(f"{folder}/data_5.pt", "wb") as torn:
+            torn.write(b"PK")
+        os.kill(os.getpid(), 9)
+        """
+    )
+    folder = launcher.folder / "states"
+    record = {"summary": "1 samples (7 tokens)."}
+    done = launcher.run(program, "--output-dir", folder, apply={"record": record})
+    assert f"{folder} holds 5 whole samples. Its record, up to 10 s older, says: 1 " in done.stderr
+
+
 def test_a_shell_sees_128_plus_the_signal(launcher: Launcher) -> None:
     program = launcher.write("import os; os.kill(os.getpid(), 9)")
     done = launcher.finish(["sh", "-c", '"$@"; echo $?', "sh", *launcher.command(program)])
@@ -1002,6 +1024,9 @@ def test_lost_data_is_no_success_whatever_the_program_says(launcher: Launcher) -
 # The output folder
 
 
+STOCK = "# VllmHiddenStatesGenerator, --output-dir, data_0.pt: known as stock's script by such words\n"
+
+
 def whole_sample(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/data.pkl", "x" * 100)
@@ -1018,6 +1043,7 @@ def test_gaps_are_found_before_and_the_way_to_go_on_is_said_after(launcher: Laun
         print(sorted(os.listdir(sys.argv[2])), os.environ.get("VLLM_COMPAT_RESUME"))
         sys.exit(3)
         """
+        + STOCK
     )
     done = launcher.run(program, "--output-dir", out)
     assert "['.data_3.pt.kept', 'data_0.pt', 'data_1.pt']" in done.stdout
@@ -1025,8 +1051,9 @@ def test_gaps_are_found_before_and_the_way_to_go_on_is_said_after(launcher: Laun
     assert "1 missing (2); the run goes on at 2 and takes the 1 whole sample behind" in done.stderr
     assert f"run the same again: {sys.executable} {LAUNCH}" in done.stderr
     assert f"--output-dir '{out}'" in done.stderr
-    # The next run does not need it, and ends well.
-    launcher.write("", "program.py")
+    # A run that has failed hides nothing, and the next one ends well.
+    assert sorted(os.listdir(out)) == ["data_0.pt", "data_1.pt", "data_3.pt"]
+    launcher.write(STOCK, "program.py")
     assert launcher.run(program, f"--output-dir={out}").returncode == 0
     assert sorted(os.listdir(out)) == ["data_0.pt", "data_1.pt", "data_3.pt"]
 
@@ -1034,15 +1061,30 @@ def test_gaps_are_found_before_and_the_way_to_go_on_is_said_after(launcher: Laun
 def test_the_output_folder_can_be_left_alone(launcher: Launcher) -> None:
     out = launcher.folder / "out"
     out.mkdir()
-    (out / "data_0.pt").write_text("torn")
-    launcher.run(launcher.write(""), "--output-dir", out, leave_folder=True)
+    (out / "data_0.pt").write_bytes(b"PK")  # torn
+    program = launcher.write(f"import os, sys; print(os.listdir({str(out)!r}))\n{STOCK}")
+    done = launcher.run(program, "--output-dir", out, leave_folder=True)
+    assert done.stdout == "['data_0.pt']\n"
+    assert launcher.run(program, "--output-dir", out).stdout == "['.data_0.pt.torn']\n"
     assert os.listdir(out) == ["data_0.pt"]
+
+
+def test_the_output_folder_of_another_program_is_none_of_ours(launcher: Launcher) -> None:
+    out = launcher.folder / "out"
+    out.mkdir()
+    for number in (0, 2):
+        whole_sample(out / f"data_{number}.pt")
+    (out / "data_3.pt").write_bytes(b"PK")
+    program = launcher.write(f"import os; print(sorted(os.listdir({str(out)!r})))")
+    done = launcher.run(program, "--output-dir", out)
+    assert done.stdout == "['data_0.pt', 'data_2.pt', 'data_3.pt']\n"
+    assert "goes on at" not in done.stderr
 
 
 def test_a_second_run_into_the_same_folder_is_refused(launcher: Launcher) -> None:
     out = launcher.folder / "out"
     out.mkdir()
-    program = launcher.write("import time; print('up', flush=True); time.sleep(30)")
+    program = launcher.write("import time; print('up', flush=True); time.sleep(30)\n" + STOCK)
     process = launcher.start(program, "--output-dir", out)
     assert line_from(process.stdout) == "up"
     done = launcher.run(program, "--output-dir", out)

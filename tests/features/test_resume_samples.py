@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from vllm_compat.commands.run.launch import output_folder
+from vllm_compat.commands.run.folder import output_folder
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
+
+STOCK = """
+from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
+parser.add_argument("--output-dir")
+torch.save(sample, output_dir / f"data_{index}.pt")
+"""
 
 
 def write(folder: Path, *numbers: int) -> None:
@@ -115,5 +122,60 @@ def test_a_folder_that_cannot_be_changed_is_said(
         ([], None),
     ],
 )
-def test_the_output_folder_is_the_scripts_own_option(arguments: list[str], folder: Path | None) -> None:
-    assert output_folder(arguments) == folder
+def test_the_output_folder_is_the_scripts_own_option(
+    tmp_path: Path, arguments: list[str], folder: Path | None
+) -> None:
+    script = tmp_path / "any_name.py"
+    script.write_text(STOCK)
+    assert output_folder([str(script), *arguments]) == folder
+
+
+def test_run_acts_only_for_what_is_known_to_be_stocks_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stock.py").write_text(STOCK)
+    (tmp_path / "train.py").write_text("# --output-dir and data_")
+    monkeypatch.chdir(tmp_path)
+    option = ["--output-dir", "out"]
+    assert output_folder(["stock.py", *option]) == Path("out")
+    assert output_folder(["stock", *option], module=True) == Path("out")
+    assert output_folder(["torchrun", "--nproc=1", "stock.py", *option]) == Path("out")
+    for other in (["train.py"], ["missing.py"], ["-"], ["."]):
+        assert output_folder([*other, *option]) is None
+    for module in ("train", "vllm.entrypoints", "json.tool"):
+        assert output_folder([module, *option], module=True) is None
+
+
+@pytest.mark.parametrize("content", [b"\x80\x02ctorch", b"some text", b"\0\0\0\0x"])
+def test_a_file_that_is_no_archive_is_somebody_elses(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, 0, 3)
+    (tmp_path / "data_1.pt").write_bytes(content)
+    (tmp_path / "data_5.pt").mkdir()
+    found = resume_samples.prepare(tmp_path)
+    assert found is not None
+    assert (found.next, found.torn, found.kept, found.foreign) == (2, (), (3,), (1, 5))
+    assert "also holds 2 data_<i>.pt (1, 5) that torch.save has not written" in str(found)
+    assert names(tmp_path) == [".data_3.pt.kept", "data_0.pt", "data_1.pt", "data_5.pt"]
+
+
+def test_torn_files_come_back_too_unless_they_were_made_again(tmp_path: Path) -> None:
+    write(tmp_path, 0, 1, 2, 4)
+    cut(tmp_path, 1, 700)
+    cut(tmp_path, 2, 700)
+    resume_samples.prepare(tmp_path)
+    write(tmp_path, 1)
+    assert resume_samples.put_back(tmp_path) == (2, 4)
+    assert names(tmp_path) == [f"data_{i}.pt" for i in (0, 1, 2, 4)]
+    assert (tmp_path / "data_2.pt").stat().st_size == 700
+
+
+@pytest.mark.parametrize("error", [RuntimeError, struct.error, MemoryError, IndexError])
+def test_whatever_a_torn_archive_makes_its_reader_raise_it_is_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("torn")
+
+    write(tmp_path, 0)
+    monkeypatch.setattr(zipfile.ZipFile, "infolist", fail)
+    assert not resume_samples.is_whole(tmp_path / "data_0.pt")

@@ -14,18 +14,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from vllm_compat.checks import misread
 from vllm_compat.checks.canary import check_canary, has_router
 from vllm_compat.errors import GuardError
-from vllm_compat.runtime import context, heartbeat, run_record
+from vllm_compat.runtime import context, heartbeat, run, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Wrapper
 
 
-_CANARY = "_vllm_compat_canary"
+class _Agreed:
+    """The generators of this run whose canary has agreed."""
+
+    def __init__(self) -> None:
+        self.generators: WeakSet[Any] = WeakSet()
 
 
 def grammar_or_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -45,6 +50,7 @@ def while_building(plan: Plan) -> Wrapper:
 
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = kwargs.get("model_path", args[0] if args else "")
+        run_record.open_here()
         heartbeat.phase("building", model=str(path))
         try:
             misread.refuse(str(path), _ranks(wrapped, args, kwargs), plan)
@@ -53,7 +59,7 @@ def while_building(plan: Plan) -> Wrapper:
         except Exception as error:
             run_record.fail(f"Building the generator: {heartbeat.describe(error)}")
             raise
-        heartbeat.phase("ready", layer_ids=list(getattr(instance, "layer_ids", ())))
+        heartbeat.phase("ready", layer_ids=getattr(instance, "layer_ids", ()))
         return result
 
     return build
@@ -90,28 +96,25 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
             check_prompts(given, vocabulary_of(instance))
             with context.call_of(instance) as call:
-                try:
-                    results = wrapped(*args, **kwargs)
-                    prompts = list(call.prompts.values())
-                    check_requests(given, prompts)
-                    check_results(
-                        results,
-                        prompts,
-                        len(instance.layer_ids),
-                        kind=model_kind(instance),
-                        everything=everything,
-                    )
-                    return results, prompts
-                finally:
-                    call.over = True
-                    _abandon(instance.scheduler, call)
+                results = wrapped(*args, **kwargs)
+                prompts = list(call.prompts.values())
+                check_requests(given, prompts)
+                check_results(
+                    results,
+                    prompts,
+                    len(instance.layer_ids),
+                    kind=model_kind(instance),
+                    everything=everything,
+                )
+                return results, prompts
 
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
         heartbeat.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
-            if canary and _CANARY not in instance.__dict__:
+            agreed = run.current().part(_Agreed).generators
+            if canary and instance not in agreed:
 
                 def again(batch: list[list[int]]) -> Any:
                     if args:
@@ -119,7 +122,7 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
                     return once(batch, **{**kwargs, "token_ids": batch})[0]
 
                 seen = check_canary(again, prompts, results, routed=_has_router(instance))
-                instance.__dict__[_CANARY] = seen
+                agreed.add(instance)
                 run_record.note(str(seen))
             run_record.add(results)
             return results
@@ -167,13 +170,6 @@ def _dead(workers: Sequence[Any]) -> str:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
             ended.append(f"the worker of rank {rank} (pid {process.pid}) {how}")
     return f"{', '.join(ended)}; " if ended else ""
-
-
-def _abandon(scheduler: Any, call: context.Call) -> None:
-    """Take out of the scheduler what a call has left there, whole or failed."""
-    from vllm.v1.request import RequestStatus
-
-    scheduler.finish_requests(list(call.prompts), RequestStatus.FINISHED_ABORTED)
 
 
 def check_prompts(given: Any, vocabulary: int | None = None) -> None:

@@ -13,11 +13,11 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.analysis.environment import Preprocessing
+from vllm_compat.analysis.facts import Preprocessing
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime import run_record
 
@@ -38,6 +38,7 @@ def _checked(module: str) -> Any:
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
         dataset = given["dataset"]
+        run_record.open_here()
         try:
             check_own_class(given["tokenizer"])
             with _reasons(module) as reasons:
@@ -187,7 +188,13 @@ def _reasons(name: str) -> Iterator[Any]:
     """
     log = logging.getLogger(name)
     level = log.level
-    with tempfile.TemporaryFile("a+", encoding="utf-8") as file:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.TemporaryFile("a+", encoding="utf-8"))
+        except OSError as error:  # no disk takes a file: the counts are checked all the same
+            cause = f"not known, no temporary file can be written ({error.strerror})"
+            yield lambda: [cause]
+            return
         handler = _ToFile(file.fileno())
         log.addHandler(handler)
         if not log.isEnabledFor(logging.WARNING):
@@ -195,13 +202,20 @@ def _reasons(name: str) -> Iterator[Any]:
 
         def so_far() -> list[str]:
             file.seek(0)
-            return [json.loads(line) for line in file.read().splitlines()]
+            return [found for line in file.read().splitlines() for found in _read_line(line)]
 
         try:
             yield so_far
         finally:
             log.removeHandler(handler)
             log.setLevel(level)
+
+
+def _read_line(line: str) -> list[str]:
+    """Return the message in a line; none where a full disk has cut it off."""
+    with suppress(ValueError):
+        return [str(json.loads(line))]
+    return []
 
 
 class _ToFile(logging.Handler):
@@ -218,7 +232,8 @@ class _ToFile(logging.Handler):
             text = " ".join(record.getMessage().split())
             for mark in ("\u26a0", "\u2717", "\x1b[93m", "\x1b[91m", "\x1b[0m"):
                 text = text.replace(mark, "")
-            os.write(self._descriptor, (json.dumps(text.strip()) + "\n").encode())
+            with suppress(OSError):  # a full disk: reasons are only told
+                os.write(self._descriptor, (json.dumps(text.strip()) + "\n").encode())
 
 
 def _no_old_emptiness(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

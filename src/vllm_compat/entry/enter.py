@@ -22,24 +22,19 @@ def enter() -> bool:
     """
     keywords = os.environ.pop(env.VLLM_COMPAT_MAIN, None)
     if keywords is not None:
-        _listen(program=True)
+        _say_starting()
         _enter_program(keywords)
         return False
-    if env.plan_from_environment(os.environ) is None:
-        return False
-    _listen(program=False)
-    return True
+    return env.plan_from_environment(os.environ) is not None
 
 
-def _listen(*, program: bool) -> None:
-    """Let the launcher ask this process what it is doing."""
+def _say_starting() -> None:
+    """Tell the launcher that the program's process is there, before anything is planned."""
     if env.status_directory() is None:
         return
     from vllm_compat.runtime import heartbeat
 
-    heartbeat.listen()
-    if program:
-        heartbeat.phase("starting", role="program")
+    heartbeat.phase("starting", role="program")
 
 
 def _enter_program(keywords: str) -> None:
@@ -55,7 +50,7 @@ def _enter_program(keywords: str) -> None:
     try:
         vllm_compat.apply(**json.loads(keywords))
         if not env.record_exists():
-            env.write_record({"started": True})
+            _tell({"started": True})
     except VllmCompatError as error:
         _refuse(str(error))
     except Exception as error:
@@ -93,6 +88,14 @@ def _program_directory() -> str | None:
     return os.path.dirname(os.path.realpath(program))
 
 
+def _tell(record: dict[str, object]) -> None:
+    """Write the record; a disk that is full or read-only must not keep the program from running."""
+    try:
+        env.write_record(record)
+    except OSError as error:
+        print(f"vllm-compat: The record cannot be written: {error}.", file=sys.stderr, flush=True)
+
+
 def _refuse(sentence: str) -> NoReturn:
     """Say why the program does not start, and end the process with status 1.
 
@@ -100,6 +103,6 @@ def _refuse(sentence: str) -> NoReturn:
     """
     try:
         print(f"vllm-compat: {sentence}", file=sys.stderr, flush=True)
-        env.write_record({"started": False, "summary": sentence})
+        _tell({"started": False, "summary": sentence})
     finally:
         os._exit(1)

@@ -6,11 +6,12 @@ whole one behind a missing one, and neither is ever made again. And a save that 
 when the program asks for its result: after the last batch.
 
 What is wrapped is bound to ``torch.save`` of a sample (a mapping with ``hidden_states``) to such a
-name, in the downstream's driver, and to nothing else. The sample goes into ``.data_<i>.pt.part``
-first, a name that neither the script nor a trainer takes for a sample, and gets its own name when it
-is whole and the one before it is there. So whatever ends the run, the folder holds an unbroken row of
-whole files. After a save that failed nothing behind it is put in place, and the next batch is
-refused.
+name, in the downstream's driver, and to nothing else. The sample goes first into
+``.data_<i>.pt.<process>.part``, a name that neither the script nor a trainer takes for a sample, and
+gets its own name when it is whole and the one before it is there. So whatever ends the run, the folder
+holds an unbroken row of whole files. After a save that failed nothing behind it is put in place until
+that very sample is saved, and the next batch is refused: once, so that a notebook can go on when the
+disk has room again.
 
 Not done: syncing each file to the disk. A machine that loses power may lose whole files' contents;
 :mod:`vllm_compat.features.resume_samples` finds them before the next run.
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import GuardError
 from vllm_compat.features.base import Feature
-from vllm_compat.runtime import run, run_record
+from vllm_compat.runtime import identity, run, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -48,8 +49,8 @@ STRANGERS = 3
 
 
 def part_of(name: str) -> str:
-    """Return the name of a sample that is being written."""
-    return f".{name}.part"
+    """Return the name of a sample that this process is writing; no other process writes that file."""
+    return f".{name}.{identity.own()}.part"
 
 
 def torn_of(name: str) -> str:
@@ -85,9 +86,9 @@ class AtomicSave(Feature):
 
     name = "atomic_save"
     does = (
-        "Writes a sample to .data_<i>.pt.part and gives it its name when it is whole and the one before"
-        " it is there. After a save that failed nothing behind it is put in place, and the next batch is"
-        " refused."
+        "Writes a sample to .data_<i>.pt.<process>.part and gives it its name when it is whole and the"
+        " one before it is there. After a save that failed nothing behind it is put in place until it is"
+        " saved after all, and the next batch is refused, once."
     )
     why = (
         "The offline script saves in place, from four threads, and resumes behind the highest number: a"
@@ -109,14 +110,21 @@ def _before_a_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: 
 
 
 def refuse_after_failure() -> None:
-    """Stop a run whose samples can no longer be saved.
+    """Stop a run whose samples can no longer be saved; who calls again knows of it.
 
     Raises:
         GuardError: Says which sample could not be saved, and why.
     """
     saves = run.current().find(Saves)
-    if saves is not None and saves.failure and run_record.is_ours():
-        raise GuardError(f"No further batch is extracted: {saves.failure}")
+    if saves is None or not run_record.is_ours():
+        return
+    with saves.changed:
+        failure, saves.failure = saves.failure, ""
+    if failure:
+        raise GuardError(
+            f"No further batch is extracted: {failure} Make room, then go on at that sample (run the"
+            " same again, or call generate() again)."
+        )
 
 
 def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,7 +149,7 @@ def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, 
         state.writing.add(index)
     try:
         result = wrapped(*args, **kwargs)
-        _publish(saves, state, index, folder)
+        _publish(saves, state, index, folder, part)
         run_record.saved(path)
         return result
     except BaseException as error:
@@ -154,7 +162,7 @@ def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, 
             saves.changed.notify_all()
 
 
-def _publish(saves: Saves, state: _Folder, index: int, folder: str) -> None:
+def _publish(saves: Saves, state: _Folder, index: int, folder: str, part: str) -> None:
     """Give a whole sample its name, once those before it have theirs."""
     name = f"data_{index}.pt"
     before = os.path.join(folder, f"data_{index - 1}.pt")
@@ -176,8 +184,12 @@ def _publish(saves: Saves, state: _Folder, index: int, folder: str) -> None:
                 state.strangers += 1  # the first of a row that begins here, or no row at all
                 break
             saves.changed.wait(patience)
-        os.replace(os.path.join(folder, part_of(name)), os.path.join(folder, name))
+        os.replace(part, os.path.join(folder, name))
         state.writing.discard(index)
+        if state.failed == index:
+            state.failed = None  # saved after all
+            saves.failure = ""
+            run_record.recover_saving()
         saves.changed.notify_all()
     for old in (torn_of(name), kept_of(name)):
         with suppress(OSError):
@@ -204,7 +216,9 @@ def _failed(saves: Saves, state: _Folder, index: int, path: str, error: BaseExce
         f"{name} could not be saved to {folder}: {cause}. The folder holds whole files up to the one"
         " before it."
     )
-    if not saves.failure:
-        saves.failure = sentence
+    with saves.changed:
+        first = not saves.failure
+        saves.failure = saves.failure or sentence
+    if first:
         run_record.fail_saving(sentence)
     return GuardError(sentence)

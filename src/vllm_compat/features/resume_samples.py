@@ -15,22 +15,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.errors import GuardError, UsageError
+from vllm_compat.errors import UsageError
 from vllm_compat.features.atomic_save import SAMPLE, kept_of, torn_of
 from vllm_compat.features.base import Feature
-from vllm_compat.runtime import env, run_record
+from vllm_compat.runtime import env, identity, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Transaction
 
-_ASIDE = re.compile(r"\.(data_(\d+)\.pt)\.(kept|part|torn)")
+_ASIDE = re.compile(r"\.(data_(\d+)\.pt)\.(?:([\w-]+)\.)?(kept|part|torn)")
+_ZIP = b"PK\x03\x04"
+FORGOTTEN = 3600.0
+"""Seconds after which a half-written file of another machine is nobody's any more."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Folder:
         torn: Numbers of files that were cut off or cannot be opened; set aside.
         missing: Numbers below the highest that have no file.
         kept: Numbers of whole files behind the first gap, kept for the run.
+        foreign: Numbers of files that something else has written; they are left alone.
     """
 
     path: Path
@@ -50,9 +55,20 @@ class Folder:
     torn: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    foreign: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Return the sentences for people; nothing where there is nothing to say."""
+        said = self._said()
+        if self.foreign:
+            said += (
+                f"{' ' if said else ''}{self.path} also holds {len(self.foreign)} data_<i>.pt"
+                f" ({_ranges(self.foreign)}) that torch.save has not written as the script does: they"
+                " are left as they are, and the script takes them for samples."
+            )
+        return said
+
+    def _said(self) -> str:
         if not self.torn and not self.missing:
             return (
                 f"{self.path} holds {self.next} whole samples; the run goes on at {self.next}."
@@ -101,22 +117,27 @@ def _prepare(path: Path, start: int) -> Folder | None:
     own, kept = _scan(path)
     if not own and not kept:
         return None
+    foreign = tuple(index for index, name in sorted(own.items()) if is_foreign(path / name))
     torn = _set_torn_aside(path, own)
     for index, name in sorted(kept.items()):
-        if index in own or not is_whole(path / name):
+        if index in own:
             os.unlink(path / name)
+            del kept[index]
+        elif not is_whole(path / name):
+            os.replace(path / name, path / torn_of(f"data_{index}.pt"))
+            torn = (*torn, index)
             del kept[index]
     highest = max((*own, *kept, *torn), default=start - 1)
     following = start
     while following in own:
         following += 1
     for index, name in sorted(own.items()):
-        if index >= following:
+        if index >= following and index not in foreign:
             os.replace(path / name, path / kept_of(name))
             kept[index] = kept_of(name)
     there = {*own, *kept, *torn}
     missing = tuple(index for index in range(following, highest) if index not in there)
-    return Folder(path, following, torn, missing, tuple(sorted(kept)))
+    return Folder(path, following, torn, missing, tuple(sorted(kept)), foreign)
 
 
 def _scan(path: Path) -> tuple[dict[int, str], dict[int, str]]:
@@ -126,31 +147,56 @@ def _scan(path: Path) -> tuple[dict[int, str], dict[int, str]]:
     for name in os.listdir(path):
         if match := SAMPLE.fullmatch(name):
             own[int(match[1])] = name
-        elif (match := _ASIDE.fullmatch(name)) and match[3] == "kept":
+        elif (match := _ASIDE.fullmatch(name)) and match[4] == "kept":
             kept[int(match[2])] = name
-        elif match and match[3] == "part":
-            os.unlink(path / name)  # of a run that was killed; its owner holds no lock any more
+        elif match and match[4] == "part" and _is_nobodys(path / name, match[3]):
+            os.unlink(path / name)  # of a run that was killed
     return own, kept
+
+
+def _is_nobodys(path: Path, owner: str | None) -> bool:
+    """Whether the process that was writing a file has ended; an earlier release named none."""
+    ended = identity.has_ended(owner) if owner else None
+    if ended is None and owner:
+        with suppress(OSError):
+            return time.time() - path.stat().st_mtime > FORGOTTEN
+    return ended is not False
 
 
 def _set_torn_aside(path: Path, own: dict[int, str]) -> tuple[int, ...]:
     """Give torn samples another name and take them out of ``own``; return their numbers."""
     torn = []
     for index, name in sorted(own.items()):
-        if not is_whole(path / name):
+        if not is_foreign(path / name) and not is_whole(path / name):
             os.replace(path / name, path / torn_of(name))
             torn.append(index)
             del own[index]
     return tuple(torn)
 
 
+def count_whole(path: Path) -> int:
+    """Return how many samples of a folder are whole, those that were kept aside among them."""
+    with suppress(OSError):
+        names = os.listdir(path)
+        kept = {match[1] for name in names if (match := _ASIDE.fullmatch(name)) and match[3] == "kept"}
+        own = {name for name in names if SAMPLE.fullmatch(name)}
+        places = [path / name for name in own] + [path / kept_of(name) for name in kept - own]
+        return sum(map(is_whole, places))
+    return 0
+
+
 def put_back(path: Path) -> tuple[int, ...]:
-    """Give kept files that a finished run had no use for their names back; return their numbers."""
+    """Give files that were set aside and not made again their names back; return their numbers.
+
+    What the run has made again is there under its own name, and the old file goes.
+    """
     done = []
     with suppress(OSError):
         for name in os.listdir(path):
             match = _ASIDE.fullmatch(name)
-            if match and match[3] == "kept":
+            if not match or match[4] == "part":
+                continue
+            with suppress(OSError):  # the others all the same
                 if (path / match[1]).exists():
                     os.unlink(path / name)
                     continue
@@ -175,9 +221,23 @@ def is_whole(path: Path) -> bool:
             # Stored, never compressed: reading the local header of the last is enough.
             with archive.open(max(members, key=lambda member: member.header_offset)) as last:
                 last.read(1)
-    except (OSError, zipfile.BadZipFile, EOFError, ValueError, NotImplementedError):
+    except Exception:  # bytes that are torn make `zipfile` raise whatever they will
         return False
     return True
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether something else than ``torch.save``'s zip archive stands there: no torn sample then.
+
+    A sample that was cut off is empty or begins as an archive does; after a loss of power it may hold
+    zeros.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4096)
+    except OSError:
+        return True  # a folder, or a file that only others may read
+    return bool(begin.strip(b"\0")) and not (begin.startswith(_ZIP) or _ZIP.startswith(begin))
 
 
 class ResumeSamples(Feature):
@@ -240,7 +300,7 @@ class _Kept:
         if not kept:
             return wrapped(*args, **kwargs)
         rest = [prompt for place, prompt in enumerate(given) if place not in kept]
-        made = iter(wrapped(rest) if rest else ())
+        made = iter(_of_the_rest(wrapped, rest, args, kwargs) if rest else ())
         return [kept[place] if place in kept else next(made) for place in range(len(given))]
 
     def _read(self, index: int, ids: Sequence[int], layers: int) -> Mapping[str, Any] | None:
@@ -257,13 +317,22 @@ class _Kept:
             if sample["input_ids"].tolist() != list(ids):
                 return None
             check_layers(index, [look_at(t) for t in sample["hidden_states"]], len(ids), layers)
-        except (GuardError, OSError, RuntimeError, KeyError, AttributeError):
+        except Exception:  # a torn file makes `torch.load` raise whatever its bytes will
             return None  # computed again, as if it had not been there
         return {
             "input_ids": sample["input_ids"],
             "hidden_states": list(sample["hidden_states"]),
             "loss_mask": None,
         }
+
+
+def _of_the_rest(
+    wrapped: Any, rest: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Compute what no file answers, with all else that the caller has given."""
+    if args:
+        return wrapped(rest, *args[1:], **kwargs)
+    return wrapped(**{**kwargs, "token_ids": rest})
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -179,10 +179,12 @@ def tensor_bytes(value: Any) -> int:
     if torch is None or not hasattr(torch, "Tensor"):
         return 0
     storages: dict[int, int] = {}
-    for tensor in _tensors(value, torch.Tensor, DEPTH):
-        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+    with suppress(Exception):  # containers of somebody's own
+        for tensor in _tensors(value, torch.Tensor, DEPTH):
+            with suppress(Exception):  # a subclass that has no storage of its own, or hides it
+                if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -14,6 +14,8 @@ reaches them is the environment. This module is the only one that knows the vari
 - `VLLM_COMPAT_RESUME`, set by the launcher: a JSON object, what the run finds in its output folder
   (`vllm_compat.features.resume_samples`).
 - `VLLM_COMPAT_PLAN`, set by `apply()`: the plan, as text. Children install its patches.
+- `VLLM_COMPAT_ORIGIN`, set with it: where the packages lie that it was read from
+  (`vllm_compat.runtime.origin`). A child that finds others makes a plan of its own.
 
 There are two doors. The launcher's `sitecustomize` (see `bootstrap/`) calls `enter()` in each
 interpreter that the run starts, before the program or anything that it imports. Without the
@@ -39,6 +41,7 @@ VLLM_COMPAT_RECORD = "VLLM_COMPAT_RECORD"
 VLLM_COMPAT_STATUS = "VLLM_COMPAT_STATUS"
 VLLM_COMPAT_RESUME = "VLLM_COMPAT_RESUME"
 VLLM_COMPAT_PLAN = "VLLM_COMPAT_PLAN"
+VLLM_COMPAT_ORIGIN = "VLLM_COMPAT_ORIGIN"
 
 PLUGIN_NAME = "vllm_compat"
 """Name of our entry point in the group `vllm.general_plugins`."""
@@ -67,6 +70,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     for name in (
         VLLM_COMPAT_MAIN,
         VLLM_COMPAT_PLAN,
+        VLLM_COMPAT_ORIGIN,
         VLLM_COMPAT_RECORD,
         VLLM_COMPAT_STATUS,
         VLLM_COMPAT_RESUME,
@@ -98,8 +102,13 @@ def resume_notes() -> str | None:
     return os.environ.get(VLLM_COMPAT_RESUME) or None
 
 
-def publish_plan(text: str) -> None:
-    """Hand the plan to every process that this one starts from now on.
+def origin_of_plan(environ: Mapping[str, str]) -> str | None:
+    """Return where the published plan was read from, as text, or None where that is not told."""
+    return environ.get(VLLM_COMPAT_ORIGIN) or None
+
+
+def publish_plan(text: str, origin: str = "") -> None:
+    """Hand the plan, and where it was read from, to every process that this one starts from now on.
 
     Raises:
         PatchError: the plan is longer than the system lets one environment variable be.
@@ -113,11 +122,13 @@ def publish_plan(text: str) -> None:
             "processes through the environment, so nothing was patched; please report this."
         )
     os.environ[VLLM_COMPAT_PLAN] = text
+    os.environ[VLLM_COMPAT_ORIGIN] = origin
 
 
 def withdraw_plan() -> None:
     """Shut the door that `publish_plan` opened, for processes that start from now on."""
     os.environ.pop(VLLM_COMPAT_PLAN, None)
+    os.environ.pop(VLLM_COMPAT_ORIGIN, None)
 
 
 def allow_list_shuts_us_out(environ: Mapping[str, str]) -> str | None:
@@ -145,13 +156,18 @@ def allow_list_shuts_us_out(environ: Mapping[str, str]) -> str | None:
     )
 
 
-def write_record(record: Mapping[str, object]) -> bool:
+def write_record(record: Mapping[str, object], *, of_child: bool = False) -> bool:
     """Write `record` as JSON to the file that the launcher reads when the program has ended.
 
-    The file is replaced as a whole, so that the launcher never sees half of it. Returns False,
-    and does nothing, in a process that runs without the launcher.
+    With `of_child` it is that of a process which the program has started, and gets a file of its own
+    beside what the processes say of themselves; the launcher sums over all. The file is replaced as a
+    whole, so that the launcher never sees half of it. Returns False, and does nothing, in a process that
+    runs without the launcher.
     """
     path = os.environ.get(VLLM_COMPAT_RECORD)
+    if of_child:
+        folder = status_directory()
+        path = os.path.join(folder, f"{os.getpid()}.record") if folder else None
     if not path:
         return False
     import json

@@ -1,15 +1,17 @@
 """What a run has extracted so far, and the record that the launcher reads at its end.
 
-Only the driver keeps an account: the process that made the plan. Nothing is written without the
-launcher (:func:`vllm_compat.runtime.env.write_record`).
+Only a driver keeps an account: the process that made the plan, and any that builds a generator or a
+dataset, be it a child of the program's process or a copy of it. Nothing is written without the launcher
+(:func:`vllm_compat.runtime.env.write_record`), which sums over all of them.
 """
 
 from __future__ import annotations
 
 import atexit
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,8 @@ class Account:
     """What one run has extracted so far."""
 
     plan: Plan
+    of_child: bool = False
+    opened: float = field(default_factory=time.monotonic)
     calls: int = 0
     samples: int = 0
     tokens: int = 0
@@ -45,20 +49,38 @@ class Account:
     saved: int = 0
     saving_failure: str = ""
     transfer: dict[str, Any] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock, repr=False)  # samples are saved in threads
 
     def end(self) -> None:
         """Write the record for the last time."""
         atexit.unregister(write)
-        with suppress(OSError):
-            write()
+        write()
 
 
-def open_for(plan: Plan) -> None:
+def open_for(plan: Plan, *, of_child: bool = False) -> None:
     """Begin the account of a run; it is written when this process ends."""
     atexit.unregister(write)
-    run.current().hold(Account(plan))
+    run.current().hold(Account(plan, of_child))
     write()
     atexit.register(write)
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing import util
+
+        util.Finalize(None, write, exitpriority=100)  # a forked one ends without `atexit`
+
+
+@heartbeat.only_told
+def open_here() -> None:
+    """Begin an account where a generator or a dataset is built, if this process keeps none yet.
+
+    What protects and counts the samples asks for it (:func:`is_ours`), so that it is in force where they
+    are made, whichever process has made the plan.
+    """
+    mine = run.current()
+    if mine.plan is not None and mine.find(Account) is None:
+        open_for(mine.plan, of_child=True)
+        heartbeat.note(role="program")  # the one whose progress is that of the run
 
 
 def is_ours() -> bool:
@@ -71,6 +93,7 @@ def _ours() -> Account | None:
     return run.current().find(Account)
 
 
+@heartbeat.only_told
 def add(results: Sequence[Mapping[str, Any]]) -> None:
     """Add one checked batch."""
     account = _ours()
@@ -96,10 +119,11 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
         calls=account.calls,
         extracting_seconds=round(now - account.first, 2),
     )
-    if now - account.written > WRITE_EVERY:
+    if account.of_child or now - account.written > WRITE_EVERY:
         write()
 
 
+@heartbeat.only_told
 def tell_transfer(how: str, reason: str = "") -> None:
     """Note how rows leave the worker: ``shared memory`` or ``replies``, and why not otherwise."""
     account = _ours()
@@ -127,6 +151,7 @@ def _facts(section: str) -> dict[str, Any]:
     return found
 
 
+@heartbeat.only_told
 def note(sentence: str) -> None:
     """Add to the verdict what was seen of the data."""
     account = _ours()
@@ -134,6 +159,7 @@ def note(sentence: str) -> None:
         account.notes.append(sentence)
 
 
+@heartbeat.only_told
 def add_from_files(count: int) -> None:
     """Add samples that were not computed: their whole files were there."""
     account = _ours()
@@ -142,13 +168,18 @@ def add_from_files(count: int) -> None:
         heartbeat.note(samples=account.samples + account.from_files)
 
 
+@heartbeat.only_told
 def saved(path: str) -> None:
     """Count a sample that has been written."""
     account = _ours()
     if account is not None:
-        account.saved += 1
+        with account.lock:
+            account.saved += 1
+        if account.of_child and time.monotonic() - account.written > 1.0:
+            write()  # a forked child may end without a word
 
 
+@heartbeat.only_told
 def fail(cause: str) -> None:
     """Note why building or a ``generate()`` call has failed; the first cause stays."""
     account = _ours()
@@ -160,6 +191,7 @@ def fail(cause: str) -> None:
     write()
 
 
+@heartbeat.only_told
 def fail_saving(cause: str) -> None:
     """Note that a sample could not be saved: the run has failed, whatever its status says."""
     account = _ours()
@@ -167,6 +199,18 @@ def fail_saving(cause: str) -> None:
         return
     account.saving_failure = account.saving_failure or cause
     account.failure = account.failure or cause
+    write()
+
+
+@heartbeat.only_told
+def recover_saving() -> None:
+    """Note that the sample that could not be saved has been saved after all."""
+    account = _ours()
+    if account is None:
+        return
+    if account.failure == account.saving_failure:
+        account.failure = ""
+    account.saving_failure = ""
     write()
 
 
@@ -201,33 +245,46 @@ def _speed(account: Account) -> float:
 
 
 def write() -> None:
-    """Write the record where the launcher wants one."""
+    """Write the record where the launcher wants one; where that fails, tell it by another way."""
     account = _ours()
     if account is None:
         return
-    account.written = time.monotonic()
+    try:
+        with account.lock:
+            account.written = time.monotonic()
+            env.write_record(_as_record(account), of_child=account.of_child)
+    except Exception as error:
+        heartbeat.complain("write", error)
+        heartbeat.note(record_error=heartbeat.describe(error), record_failed=_has_failed(account))
+
+
+def _has_failed(account: Account) -> bool:
+    # A program may catch the error of a call and go on; not so where it was the last one.
+    return account.failing or bool(account.saving_failure)
+
+
+def _as_record(account: Account) -> dict[str, Any]:
     plan = account.plan
-    env.write_record(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "kind": "run",
-            "summary": summary(),
-            "downstream": f"{plan.downstream} {plan.downstream_version}",
-            "vllm": plan.vllm,
-            "plan": plan.digest,
-            "adapters": {step.adapter: step.reason for step in plan.steps},
-            "features": list(run.current().features),
-            "switched_off": list(plan.switched_off),
-            "samples": account.samples,
-            "tokens": account.tokens,
-            "calls": account.calls,
-            "saved": account.saved,
-            "from_files": account.from_files,
-            "transfer": _transfer(account),
-            "saving": _facts("saving") or None,
-            "failure": account.failure or None,
-            "extracted": _extracted(account),
-            # A program may catch the error of a call and go on; not so where it was the last one.
-            "failed": account.failing or bool(account.saving_failure),
-        }
-    )
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "run",
+        "opened": account.opened,
+        "written": account.written,
+        "summary": summary(),
+        "downstream": f"{plan.downstream} {plan.downstream_version}",
+        "vllm": plan.vllm,
+        "plan": plan.digest,
+        "adapters": {step.adapter: step.reason for step in plan.steps},
+        "features": list(run.current().features),
+        "switched_off": list(plan.switched_off),
+        "samples": account.samples,
+        "tokens": account.tokens,
+        "calls": account.calls,
+        "saved": account.saved,
+        "from_files": account.from_files,
+        "transfer": _transfer(account),
+        "saving": _facts("saving") or None,
+        "failure": account.failure or None,
+        "extracted": _extracted(account),
+        "failed": _has_failed(account),
+    }

@@ -27,7 +27,9 @@ Daemons with a session of their own are left alone.
 launcher shows it and keeps it as JSON (`vllm_compat.commands.run.watch`).
 
 *Samples.* Before the program starts, torn and missing files in its output folder are found, so that
-the run makes them again (`vllm_compat.features.resume_samples`).
+the run makes them again (`vllm_compat.features.resume_samples`). No second run gets the folder, from
+before it is there until the last process that may write into it has ended
+(`vllm_compat.commands.run.folder`).
 
 *Verdict.* The last line on standard error says how the run ended, and why.
 """
@@ -48,6 +50,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from vllm_compat.commands.run.folder import output_folder, own_folder, start_index
 from vllm_compat.commands.run.processes import (
     Witness,
     adopt_orphans,
@@ -57,7 +60,13 @@ from vllm_compat.commands.run.processes import (
     spawn,
     wait,
 )
-from vllm_compat.commands.run.watch import Watch, first_error, is_terminal, read_processes
+from vllm_compat.commands.run.records import read_record
+from vllm_compat.commands.run.watch import (
+    Watch,
+    first_error,
+    is_terminal,
+    read_processes,
+)
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
 from vllm_compat.runtime import env
@@ -104,6 +113,8 @@ class Outcome:
         of_worker: Whether that was a worker.
         kept: Where the record and the log are, for people.
         resume: The command that goes on where this run has ended, if there is one.
+        saved: What lies whole in the output folder, for people; told of a run that was killed, whose
+            record is as old as its last writing.
     """
 
     returncode: int
@@ -114,6 +125,7 @@ class Outcome:
     of_worker: bool = False
     kept: str = ""
     resume: str = ""
+    saved: str = ""
 
     @property
     def right(self) -> bool:
@@ -138,27 +150,27 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
     options = options or LaunchOptions()
     try:
         command = _command(argv, module=module)
-        folder = None if options.leave_folder else output_folder(argv[1:])
+        written = output_folder(argv, module=module)
+        folder = None if options.leave_folder else written
         with (
             _record_file(options.record) as record,
-            tempfile.TemporaryDirectory(prefix="vllm-compat-status-") as status,
+            tempfile.TemporaryDirectory(
+                prefix="vllm-compat-status-", ignore_cleanup_errors=True
+            ) as status,
             _log_file(options.log) as log,
-            _own_folder(folder),
+            own_folder(written, shared=options.leave_folder),
         ):
             environ = _environment(options, record)
             environ[env.VLLM_COMPAT_STATUS] = status
-            if folder is not None and (found := resume_samples.prepare(folder, start=_start(argv[1:]))):
-                if str(found):
-                    say(str(found))
-                if found.kept:
-                    environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
-            watch = _watch(options, Path(status), argv)
-            outcome = _supervise(command, environ, record, options, watch=watch, log=log)
+            with _made_ready(folder, start_index(argv[1:]), environ):
+                watch = _watch(options, Path(status), argv)
+                outcome = _supervise(command, environ, record, options, watch=watch, log=log)
             outcome = replace(
-                outcome, kept=_kept(options), resume=_resume(folder) if not outcome.right else ""
+                outcome,
+                kept=_kept(options),
+                resume=_resume(folder) if not outcome.right else "",
+                saved=_saved(folder) if outcome.returncode < 0 else "",
             )
-            if folder is not None and outcome.right:
-                resume_samples.put_back(folder)
             said = verdict(outcome)
             watch.end(_state(outcome), said, _exit_status(outcome))
     except UsageError as error:
@@ -168,6 +180,26 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
     if outcome.returncode < 0:
         _end_by_signal(-outcome.returncode)
     return _exit_status(outcome)
+
+
+@contextmanager
+def _made_ready(folder: Path | None, start: int, environ: dict[str, str]) -> Iterator[None]:
+    """Set torn samples and those behind a gap aside for a run; put back what it had no use for.
+
+    Raises:
+        UsageError: The folder cannot be read or changed.
+    """
+    if folder is None or (found := resume_samples.prepare(folder, start=start)) is None:
+        yield
+        return
+    if str(found):
+        say(str(found))
+    if found.kept:
+        environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
+    try:
+        yield
+    finally:  # a run that has failed must not hide a file either
+        resume_samples.put_back(folder)
 
 
 def verdict(outcome: Outcome) -> str:
@@ -208,7 +240,7 @@ def _ending(outcome: Outcome) -> str:
             f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
             "vllm_compat was never in force in it, so nothing that it wrote can be trusted; "
             "something keeps Python from importing the sitecustomize in "
-            f"{env.bootstrap_directory()}."
+            f"{env.bootstrap_directory()}, or from writing its record (a full or read-only disk)."
         )
     if outcome.returncode == 0 and record.get("failed"):
         return (
@@ -224,6 +256,9 @@ def _why(outcome: Outcome) -> list[str]:
     """Return what was extracted, and where it went wrong what went wrong first."""
     record = outcome.record or {}
     summary = str(record.get("summary") or "")
+    if outcome.saved:  # the record is behind: nobody wrote it when the run was killed
+        told = [f"Its record, up to 10 s older, says: {summary}"] if summary else []
+        return [outcome.saved, *(told if not outcome.cause else [f"First cause: {outcome.cause}."])]
     if outcome.right or not outcome.cause:
         return [summary] if summary else []
     failure = str(record.get("failure") or "")
@@ -252,35 +287,22 @@ def _state(outcome: Outcome) -> str:
     return "finished" if outcome.right else "failed"
 
 
-def output_folder(arguments: Sequence[str]) -> Path | None:
-    """Return the folder that stock's offline script is told to write to (``--output-dir``)."""
-    given = _argument(arguments, "--output-dir")
-    return Path(given) if given else None
-
-
-def _start(arguments: Sequence[str]) -> int:
-    """Return the number of the first sample, as stock's offline script is told (``--start-idx``)."""
-    given = _argument(arguments, "--start-idx") or "0"
-    return int(given) if given.isdigit() else 0
-
-
-def _argument(arguments: Sequence[str], name: str) -> str | None:
-    for place, word in enumerate(arguments):
-        if word == name and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if word.startswith(f"{name}="):
-            return word.partition("=")[2]
-    return None
-
-
 def _resume(folder: Path | None) -> str:
     """Return the sentence that says how to go on; nothing where no folder is known."""
     if folder is None:
         return ""
     return (
-        "What is saved is whole. To do the rest, and no more, run the same again:"
+        "What it has saved is whole. To do the rest, and no more, run the same again:"
         f" {shlex.join(sys.orig_argv)}"
     )
+
+
+def _saved(folder: Path | None) -> str:
+    """Return the sentence that counts the whole files of a folder; nothing where there is none."""
+    if folder is None or not folder.is_dir():
+        return ""
+    count = resume_samples.count_whole(folder)
+    return f"{folder} holds {count} whole sample{'' if count == 1 else 's'}."
 
 
 def _kept(options: LaunchOptions) -> str:
@@ -333,33 +355,6 @@ def _log_file(wanted: Path | None) -> Iterator[int | None]:
         raise UsageError(f"The log cannot be written to {wanted}: {error.strerror}.") from None
     try:
         yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _own_folder(folder: Path | None) -> Iterator[None]:
-    """Keep a second run out of an output folder; the lock ends with this process.
-
-    Raises:
-        UsageError: another run writes into the folder.
-    """
-    if folder is None or not folder.is_dir():
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"Another `vllm-compat run` writes into {folder}: wait for it, or name another folder."
-            ) from None
-        except OSError:
-            pass  # a file system that has no locks
-        yield
     finally:
         os.close(descriptor)
 
@@ -423,7 +418,7 @@ def _record_file(wanted: Path | None) -> Iterator[Path]:
         UsageError: the wanted file can't be written.
     """
     if wanted is None:
-        with tempfile.TemporaryDirectory(prefix="vllm-compat-") as directory:
+        with tempfile.TemporaryDirectory(prefix="vllm-compat-", ignore_cleanup_errors=True) as directory:
             yield Path(directory, "record.json")
         return
     path = Path(os.path.abspath(wanted))
@@ -434,17 +429,6 @@ def _record_file(wanted: Path | None) -> Iterator[Path]:
     except OSError as error:
         raise UsageError(f"The record cannot be written to {wanted}: {error.strerror}.") from None
     yield path
-
-
-def _read_record(path: Path) -> Mapping[str, object] | None:
-    """Return what the program's process wrote, or None where it wrote nothing."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        return {"summary": f"The run's record could not be read: {error}."}
-    return record if isinstance(record, dict) else {"summary": "The run's record is malformed."}
 
 
 def _supervise(
@@ -467,11 +451,12 @@ def _supervise(
         seconds = time.monotonic() - started
         leftovers = end_leftovers(options.grace_seconds, options.kill_seconds, except_for=witness.pid)
         witness.dismiss()
-    failed = first_error(read_processes(watch.folder))
+    processes = read_processes(watch.folder)
+    failed = first_error(processes)
     return Outcome(
         returncode=returncode,
         seconds=seconds,
-        record=_read_record(record),
+        record=read_record(record, watch.folder, processes),
         leftovers=leftovers,
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",

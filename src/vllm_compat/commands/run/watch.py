@@ -233,9 +233,16 @@ class Watch:
         self._said = time.monotonic()
         self._written = 0.0
         self._shown = ""
+        self._blind = False
 
     def look(self, pid: int) -> None:
-        """Look once; ``pid`` is the program's."""
+        """Look once; ``pid`` is the program's. Nothing that is seen, or cannot be, ends the run."""
+        try:
+            self._look(pid)
+        except Exception as error:
+            self._cannot(error)
+
+    def _look(self, pid: int) -> None:
         now = time.monotonic()
         seen = view(read_processes(self.folder), now)
         if seen.waited <= seen.allowance:
@@ -254,6 +261,21 @@ class Watch:
 
     def end(self, state: str, verdict: str, exit_status: int) -> None:
         """Say for the last time what there is to say."""
+        try:
+            self._end(state, verdict, exit_status)
+        except Exception as error:
+            self._cannot(error)
+
+    def _cannot(self, error: Exception) -> None:
+        if not self._blind:
+            self._blind = True
+            self._tell(
+                f"The run goes on, but its state cannot be shown ({type(error).__name__}: {error}).",
+                time.monotonic(),
+                plain=True,
+            )
+
+    def _end(self, state: str, verdict: str, exit_status: int) -> None:
         if self.in_place and self._shown:
             self._show("")
         if self.status_file is not None:
@@ -286,8 +308,8 @@ class Watch:
         try:
             new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
             os.replace(new, self.status_file)
-        except OSError:
-            pass  # told at the start if it cannot be written at all
+        except OSError as error:
+            self._cannot(error)
 
     def _tell(self, line: str, now: float, *, plain: bool = False) -> None:
         self._said = now
