@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("src", "lab", "tests", "scripts", "benchmarks")
 TENSORS = ("tests/with_torch", "tests/commands/test_verify.py")
 REQUIREMENTS = ("pytest>=8", "hypothesis>=6")
-WITH_TORCH = ("torch>=2.8,<2.11", "transformers>=4.56,<5", "safetensors", "datasets", "numpy")
+WITH_TORCH = ("torch>=2.8,<2.11", "transformers>=4.56,<5", "safetensors", "datasets>=4", "numpy")
 PROJECT = ("wrapt>=1.16", "packaging>=23")
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
