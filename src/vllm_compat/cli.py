@@ -136,6 +136,14 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         help="seconds between two status lines where there is no terminal (default: 30)",
     )
     parser.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds that background processes of the program get to end after it by themselves"
+        " (default: 10)",
+    )
+    parser.add_argument(
         "--leave-folder",
         action="store_true",
         help="do not look for torn and missing samples in the program's --output-dir",
@@ -364,6 +372,7 @@ def _run(options: argparse.Namespace) -> int:
         status_file=path(options.status_file),
         every=options.every,
         leave_folder=options.leave_folder,
+        grace_seconds=options.grace,
         apply={
             "capture": options.capture,
             "transfer": options.transfer,
