@@ -117,6 +117,16 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="leave this adapter or feature out",
     )
+    _add_launch_arguments(parser)
+    # As torchrun does: all from the first word that is no option of ours on is the program's.
+    parser.add_argument(
+        "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
+    )
+    parser.set_defaults(command=_run)
+
+
+def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the launcher itself is told: where it writes, and how it treats the program."""
     parser.add_argument("--record", metavar="FILE", help="write a record of the run to this JSON file")
     parser.add_argument(
         "--log",
@@ -148,11 +158,6 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not look for torn and missing samples in the program's --output-dir",
     )
-    # As torchrun does: all from the first word that is no option of ours on is the program's.
-    parser.add_argument(
-        "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
-    )
-    parser.set_defaults(command=_run)
 
 
 def _set_up_status(parser: argparse.ArgumentParser) -> None:
