@@ -10,7 +10,23 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from vllm_compat.errors import UsageError, VllmCompatError
+ITS_OWN = ("vllm_compat", "wrapt", "packaging")
+"""What `pip install -e .` brings, without which nothing here runs."""
+
+
+def not_installed(missing: ModuleNotFoundError) -> str:
+    """Return the sentence for a Python that this checkout is not installed for."""
+    return (
+        f"lab: {sys.executable} has no {missing.name}: install this checkout for it first, with"
+        f" `{sys.executable} -m pip install -e .` in its folder."
+    )
+
+
+try:
+    from vllm_compat.errors import UsageError, VllmCompatError
+except ModuleNotFoundError as missing:
+    print(not_installed(missing), file=sys.stderr)
+    sys.exit(2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except VllmCompatError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as missing:
+        if missing.name not in ITS_OWN:
+            raise
+        print(not_installed(missing), file=sys.stderr)
+        return 2
 
 
 def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:

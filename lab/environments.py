@@ -91,8 +91,12 @@ class EnvironmentPaths:
 
     @property
     def search_path(self) -> list[str]:
-        """Return what stands on ``PYTHONPATH``: the downstream's folder, and the checkout for `lab`."""
-        return [*([str(self.speculators)] if self.speculators else []), str(CHECKOUT)]
+        """Return what stands on ``PYTHONPATH``: the downstream's folder, and this checkout.
+
+        The environment's own link may lead to another checkout by now: that of whoever asked last.
+        """
+        downstream = [str(self.speculators)] if self.speculators else []
+        return [*downstream, str(CHECKOUT), str(CHECKOUT / "src")]
 
     def run_environment(
         self, *, tensor_parallel_size: int = 1, dtype: str = "float32", cache: Path | None = None
@@ -238,7 +242,8 @@ def ensure(
     `project` is the checkout that is importable in it (by default the one this module lies in; the
     environment follows the checkout that asked last). `progress` is told, in a sentence each, what
     takes time. An interrupted or outdated environment is made anew; two callers at once wait for
-    one another. What cannot be installed is an `EnvironmentBuildError` that names the log.
+    one another. Until this process ends nobody else's `remove` takes the environment away. What
+    cannot be installed is an `EnvironmentBuildError` that names the log.
     """
     plan = recipes.recipe(vllm_version, transformers)
     if sys.platform != "linux" or platform.machine() != "x86_64":
@@ -297,6 +302,40 @@ def _locked(root: Path, name: str, tell: Callable[[str], None]) -> Iterator[None
         yield
 
 
+_IN_USE: dict[Path, int] = {}
+"""Descriptors by which this process says that it uses an environment; they are closed with it."""
+
+
+def _use(root: Path, name: str) -> None:
+    """Say, until this process ends, that it uses an environment; others may say so too."""
+    import fcntl
+
+    path = root / "locks" / f"{name}.use"
+    if path not in _IN_USE:
+        _IN_USE[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(_IN_USE[path], fcntl.LOCK_SH)
+
+
+@contextlib.contextmanager
+def _alone(root: Path, name: str, tell: Callable[[str], None] | None = None) -> Iterator[bool]:
+    """Stop using an environment and say whether nobody else does; with `tell`, wait until it is so."""
+    import fcntl
+
+    path = root / "locks" / f"{name}.use"
+    if (held := _IN_USE.pop(path, None)) is not None:
+        os.close(held)
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if tell is None:
+                yield False
+                return
+            tell(f"Waiting for another process that uses {name}, which has to be made anew.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield True
+
+
 class _Builder:
     """Install things under one root."""
 
@@ -312,12 +351,14 @@ class _Builder:
         with _locked(self.root, plan.name, self._tell):
             marker = venv / "vllm_compat.json"
             if not _marked(marker, plan.digest):
-                self._tell(f"Installing vLLM {plan.vllm} into {venv} (a few GB, once).")
                 if venv.exists():
-                    shutil.rmtree(venv)
+                    with _alone(self.root, plan.name, self._tell):
+                        shutil.rmtree(venv)
+                self._tell(f"Installing vLLM {plan.vllm} into {venv} (a few GB, once).")
                 overrides = self._install(plan, venv)
                 _mark(marker, plan.digest, recipe=asdict(plan), torch=overrides)
             self._link(checkout, venv, plan.name)
+            _use(self.root, plan.name)
         return python
 
     def _install(self, plan: recipes.Environment, venv: Path) -> list[str]:
@@ -468,16 +509,20 @@ def _write_record(site_packages: Path, version: str) -> None:
 
 
 def remove(name: str, root: str | os.PathLike[str] | None = None) -> bool:
-    """Remove an environment by its vLLM version or folder name; tell whether there was one."""
+    """Remove an environment by its vLLM version or folder name; tell whether that was done.
+
+    One that another process uses stays.
+    """
     base = Path(root) if root is not None else default_root()
     for candidate in (name, f"vllm-{name}"):
         folder = base / candidate
         if candidate and folder.parent == base and (folder / "pyvenv.cfg").exists():
-            with _locked(base, candidate, lambda _sentence: None):
-                # The marker first: what is half removed must not pass for complete.
-                (folder / "vllm_compat.json").unlink(missing_ok=True)
-                shutil.rmtree(folder)
-            return True
+            with _locked(base, candidate, lambda _sentence: None), _alone(base, candidate) as alone:
+                if alone:
+                    # The marker first: what is half removed must not pass for complete.
+                    (folder / "vllm_compat.json").unlink(missing_ok=True)
+                    shutil.rmtree(folder)
+            return alone
     return False
 
 

@@ -22,6 +22,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from vllm_compat.analysis.surface.entries import Entry, ImportEntry, Several, to_row
+from vllm_compat.analysis.surface.modules import ModuleSyntax
 from vllm_compat.analysis.surface.recorded import (
     DATA,
     DIGESTS,
@@ -37,7 +39,6 @@ from vllm_compat.analysis.surface.recorded import (
     store,
 )
 from vllm_compat.analysis.surface.source import SourceSurface
-from vllm_compat.analysis.surface.syntax import ModuleSyntax
 from vllm_compat.errors import UsageError
 
 # Recorded in full; all else by its names. Downstreams lean on these, and they are all of what
@@ -281,14 +282,14 @@ def _put(rows: dict[tuple[str, str], int], path: str, data: str, bit: int) -> No
     rows[(path, data)] = rows.get((path, data), 0) | bit
 
 
-def _kind(entry: list[Any]) -> str | None:
+def _kind(entry: Entry) -> str | None:
     """Return the kind of a name; None for what a module imports from outside vLLM."""
-    if entry[0] == "u":
-        kinds = [kind for e in entry[1] if (kind := _kind(e)) is not None]
+    if isinstance(entry, Several):
+        kinds = [kind for e in entry.entries if (kind := _kind(e)) is not None]
         return kinds[0] if kinds else None
-    if entry[0] == "i":
-        return "i" if str(entry[1]).partition(".")[0] == "vllm" else None
-    return str(entry[0])
+    if isinstance(entry, ImportEntry):
+        return "i" if entry.module.partition(".")[0] == "vllm" else None
+    return str(to_row(entry)[0])
 
 
 def _block(module: str, rows: dict[tuple[str, str], int]) -> str:

@@ -78,22 +78,26 @@ def page(record: dict[str, Any]) -> str:
     """Return the record as a page of the documentation."""
     names = record["downstreams"]
     lines = [
-        "# Releases that nobody had seen",
+        "# Would it have held for releases that came later?",
         "",
         "Generated from `records/history.json` (made by `scripts/history.py`) by"
         " `scripts/render_records.py`; do not edit.",
         "",
-        "A nightly or a release that no record knows is judged by its surface alone. This is what would"
-        " have become of every later release with the knowledge of each earlier one: only those adapters"
-        " count whose drift that release or an older one shows, and the derived ones, which follow from"
-        " any surface. A release gets through if its plan needs no other adapter and leaves nothing"
-        " unmet; counting ends at the first that does not, which fails closed, with its findings."
-        " It is what the plans for a CUDA device say; `docs/compatibility.md`"
-        " says what has been run.",
+        "When a new vLLM comes out, vllm_compat has only its source to judge it by. How far does"
+        " that go? This page plays it back: with nothing but what could be known when one release"
+        " was the newest, how many of the later releases would have worked?",
+        "",
+        "Each entry says how many of the later releases would have worked, in order, up to the"
+        " first that would not, and then which adapters that one lacks. An adapter counts as known"
+        " if its drift shows in that release or an older one, or if it is *derived*: made for any"
+        " vLLM from what its source says. The first release that does not pass is refused before"
+        " loading, with its findings. Changes that no signature shows, such as what a layer hands"
+        " on to the next, are not part of this. Plans are those for a CUDA device; [what has been"
+        " run](compatibility.md) is another page.",
         "",
         f"Derived: {', '.join(f'`{name}`' for name in record['derived'])}.",
         "",
-        "| known up to | " + " | ".join(names) + " |",
+        "| newest release known | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),
     ]
     for row in record["rows"]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write docs/compatibility.md and docs/adapters.md from the records and the adapters' headers.
+"""Write the pages in docs/ that are made from the records and the adapters' headers.
 
 usage: render_records.py [--check]      (--check: exit 1 where a page is not up to date)
 """
@@ -18,9 +18,12 @@ RECORDS = ROOT / "records"
 
 
 def main(arguments: list[str]) -> int:
-    """Render both pages; return 1 where ``--check`` finds an old one."""
+    """Render the pages; return 1 where ``--check`` finds an old one."""
     import history
     import performance
+    import start_page
+    from lab.matrix import known_releases
+    from lab.matrix_report import read_records
 
     from vllm_compat.commands.register import as_markdown
 
@@ -30,6 +33,7 @@ def main(arguments: list[str]) -> int:
         ROOT / "docs" / "families.md": families(),
         ROOT / "docs" / "history.md": history.page(next(records("history"))[1]),
         ROOT / "docs" / "performance.md": performance.page(records),
+        ROOT / "docs" / "start.md": start_page.page(read_records(RECORDS / "matrix"), known_releases()),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
     if "--check" in arguments:
@@ -54,13 +58,19 @@ def compatibility() -> str:
     parts = [
         "# What has been run",
         "",
-        "Generated from `records/` by `scripts/render_records.py`; do not edit. Each row is a run of"
-        " stock speculators in real vLLM processes, nine scenarios (13 and 40 prompts, 70/5/30 tokens,"
-        " chunked prefill twice, shared prefixes, duplicates, one token, long prompts), every row of"
-        " every layer compared with transformers in float32 on the same weights. *Worst* is the largest"
-        " relative deviation of a row; with experts in bfloat16 a router may choose differently, so"
-        " there the median counts, and the layers before the first router (*before routing*). `check`"
-        " answers for every recorded release; this page says what was seen.",
+        "Generated from `records/` by `scripts/render_records.py`; do not edit.",
+        "",
+        "Each entry is a run of stock speculators in real vLLM processes, with every row of every layer"
+        " compared with transformers in float32 on the same weights. There are nine scenarios: 13 and 40"
+        " prompts, 70/5/30 tokens, chunked prefill twice, shared prefixes, duplicates, one token, long"
+        " prompts.",
+        "",
+        "How to read the figures: they are the largest relative deviation of a row (*worst*). About"
+        " 1e-06 is what float32 costs, about 1e-02 is what bfloat16 costs, about 1 has nothing to do"
+        " with the right row. In models with experts a router may choose differently in bfloat16: there"
+        " the median counts, and the layers before the first router (*before routing*).",
+        "",
+        "`vllm-compat check` answers for every recorded release; this page says what was seen.",
         "",
     ]
     parts += every_release()
@@ -166,12 +176,16 @@ def families() -> str:
     parts = [
         "# Model families",
         "",
-        "Generated from `records/families/` by `scripts/render_records.py`; do not edit. Tiny models"
-        " with random weights, made from transformers' own classes so that what tells a family from"
-        " Llama shows in every row; stock speculators 0.4.0.1 through vllm_compat in real vLLM"
-        " processes, rows compared with transformers in float32 on the same weights. Entries: the worst"
-        " relative deviation of a row; with experts in bfloat16, where a router may choose differently,"
-        " the largest median (*m*).",
+        "Generated from `records/families/` by `scripts/render_records.py`; do not edit.",
+        "",
+        "Does capture read the right thing for models that are not like Llama? Each family is a tiny"
+        " model with random weights, made so that what tells it from Llama shows in every row. Stock"
+        " speculators 0.4.0.1 ran on it through vllm_compat in real vLLM processes, and every row was"
+        " compared with transformers in float32 on the same weights.",
+        "",
+        "Entries are the largest relative deviation of a row: about 1e-06 is what float32 costs, about"
+        " 1e-02 is what bfloat16 costs. With *(m)* it is the largest median, since a router over"
+        " experts may choose differently in bfloat16.",
         "",
         "| family | there for | " + " | ".join(f"{w}, vLLM {v}, TP {r}" for w, v, r in columns) + " |",
         "|---|---|" + "---|" * len(columns),
@@ -236,12 +250,13 @@ def every_release() -> list[str]:
     parts = [
         "## Every release",
         "",
-        "`python3 -m lab matrix` on CPU builds of vLLM, float32; per cell the tiny model, the tensor"
-        " parallel size and the worst relative deviation. *overlay*: the release's Python sources over"
-        " another build's compiled kernels, because it has no CPU build, or none that loads; this shows"
-        " its Python side only. *Refused in words*: `apply()` says before anything loads that the pair"
-        " has no plan. *vLLM alone fails too*: `vllm.LLM` without speculators and vllm_compat fails on"
-        " that model as well (below).",
+        "On CPU builds of vLLM, in float32. An entry is *model × ranks: worst deviation*.",
+        "",
+        "- *overlay*: this release has no CPU build that loads, so its Python sources ran over the"
+        " kernels of another release. That shows its Python side only.",
+        "- *refused in words*: `apply()` says before anything loads that this pair cannot work.",
+        "- *vLLM alone fails too*: so does `vllm.LLM` without speculators and vllm_compat, on that model"
+        " ([below](#what-a-cpu-build-cannot-run-by-itself)).",
         "",
         *summary_table(cells, known_releases(), "not run yet"),
     ]

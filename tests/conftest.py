@@ -18,7 +18,8 @@ from vllm_compat.adapters import by_name, make_plan
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.downstream import read_contract
 from vllm_compat.analysis.drift import find_drifts
-from vllm_compat.analysis.environment import Environment, read_features
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.surface import SourceSurface
@@ -38,6 +39,29 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--beyond", action="store_true", help="run also what is marked `beyond`")
+
+
+@pytest.hookimpl(trylast=True)  # of what other options have left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `beyond`, unless it is asked for."""
+    if config.getoption("--beyond") or "beyond" in config.option.markexpr:
+        return
+    beyond = [item for item in items if item.get_closest_marker("beyond")]
+    if beyond:
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if item not in beyond]
+        config.stash[LEFT_OUT] = len(beyond)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many were left out: what nobody sees missing is lost."""
+    if number := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{number} tests marked `beyond` were left out (--beyond runs them)")
+
+
+LEFT_OUT = pytest.StashKey[int]()
 WORKER_PROC = """
 
 class WorkerProc:

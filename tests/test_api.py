@@ -62,9 +62,10 @@ def test_a_function_says_all_of_what_it_takes_gives_and_raises(name: str) -> Non
     parts = render_api.sections(function)
     assert set(render_api.entries(parts.get("Args", ""))) == set(inspect.signature(function).parameters)
     assert len(parts[""]) > 20
-    assert all(parts[title] for title in ("Returns", "Raises", "Example"))
+    assert all(parts[title] for title in ("Returns", "Example"))
     known = set(vars(vllm_compat.errors))
-    assert set(render_api.entries(parts["Raises"])) <= known
+    assert set(render_api.entries(parts.get("Raises", ""))) <= known
+    assert "Raises" in parts or "raises nothing" in parts[""] or "raise nothing" in parts[""]
     hint = function.__annotations__["return"]
     assert hint == getattr(vllm_compat, render_api.RETURNED[name]).__name__
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lab import __main__ as lab
-from vllm_compat import cli
+from vllm_compat import cli, features
 
 ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+sys.path.append(str(ROOT / "scripts"))
+import demo as demo_script  # noqa: E402
 
 
 def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +26,13 @@ def test_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture
     shown = re.findall(r"^  (\w+)  +[A-Z]", capsys.readouterr().out, flags=re.MULTILINE)
     grouped = [name for names in cli.GROUPS.values() for name in names]
     assert shown == grouped == list(cli.COMMANDS)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return one command's parser, with its options set up."""
+    (commands,) = cli._parser(name)._subparsers._group_actions  # type: ignore[union-attr]
+    parser: argparse.ArgumentParser = commands.choices[name]  # type: ignore[index,call-overload]
+    return parser
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
@@ -28,8 +43,10 @@ def test_each_command_explains_all_of_its_options(
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert not re.findall(r"^  -[^ ]+(?: [A-Z.]+)?(?:, -[^ ]+(?: [A-Z.]+)?)*$(?!\n {10})", shown, re.M)
+    assert capsys.readouterr().out
+    for action in parser_of(name)._actions:
+        words = (action.help or "").split("(default")[0].split()
+        assert len(words) >= 3 or action.help == argparse.SUPPRESS, action.option_strings or action.dest
 
 
 @pytest.mark.parametrize("name", list(cli.MOVED))
@@ -48,3 +65,62 @@ def test_the_table_in_the_readme_has_every_command() -> None:
     listed = re.findall(r"^\| `vllm-compat (\w+)", text, flags=re.MULTILINE)
     assert listed == list(cli.COMMANDS)
     assert set(re.findall(r"^\| `python3 -m lab (\w+)", text, flags=re.MULTILINE)) == set(lab.COMMANDS)
+
+
+def test_the_readme_says_what_changes_in_a_process() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## What it changes in a process")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+_\w+|progress)`[: ]", section)) >= set(features.names())
+    for target in (target for feature in features.registry() for target in feature.targets):
+        if target.startswith(("torch.", "concurrent.")):
+            assert f"`{'.'.join(target.split('.')[-2:])}`" in section
+
+
+@pytest.mark.parametrize("path", ["", "src"])
+def test_a_checkout_that_is_not_installed_is_told_in_one_sentence(path: str) -> None:
+    """A bare checkout, and one whose sources are on the path but not what they need."""
+    variables = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-S", "-m", "lab", "matrix", "0.16.0", "--list"]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "-m pip install -e .` in its folder." in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {word for action in parser._actions for word in action.option_strings} - {"-h", "--help"}
+
+
+def test_the_demos_script_takes_the_options_of_the_command() -> None:
+    assert options_of(demo_script.parser()) == options_of(parser_of("demo")) | {
+        "--vllm",
+        "--speculators",
+    }
+    words = ["--pipeline", "--folder", "kept", "--without", "tokenizer.offsets"]
+    options = demo_script.parser().parse_args(words)
+    assert demo_script.command(options)[3:] == ["--model", "kimi_k25", *words]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the command lines on a page, of this project."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.removeprefix("$ ") for line in re.findall(r"^ *\$ .*$", text, flags=re.MULTILINE)]
+    own = ("vllm-compat ", "python -m vllm_compat ", "python3 scripts/", "python3 -m lab ")
+    return [shlex.split(line.strip().removeprefix("$ "), comments=True) for line in lines
+            if line.strip().removeprefix("$ ").startswith(own)]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_on_the_pages_have_options_that_there_are(page: Path) -> None:
+    for words in commands(page):
+        given = [word for word in words if word != "\u2026"]
+        if given[:3] == ["python", "-m", "vllm_compat"]:
+            given = ["vllm-compat", *given[3:]]
+        if given[0] == "vllm-compat":
+            cli._parser(given[1]).parse_args(given[1:])  # ends the test where it cannot be
+        elif given[1] == "scripts/demo.py":
+            demo_script.parser().parse_args(given[2:])
+        elif given[1:3] == ["-m", "lab"]:
+            lab.parser_for(given[3:]).parse_args(given[3:])
+        else:
+            assert given[1] in ("scripts/test.py",), words

@@ -39,7 +39,8 @@ def package_of(module: str) -> str:
 
 
 def drawn() -> set[tuple[str, str]]:
-    (drawing,) = re.findall(r"```mermaid\n(.*?)```", PAGE, flags=re.DOTALL)
+    section = PAGE.partition("## Packages")[2]
+    (drawing,) = re.findall(r"```mermaid\n(.*?)```", section, flags=re.DOTALL)
     return set(re.findall(r"^ +(\w+) --> (\w+)$", drawing, flags=re.MULTILINE))
 
 

@@ -20,7 +20,8 @@ from lab.matrix import ELSEWHERE, WITNESSES
 from tests.downstreams import VERSIONS, contract, wheel
 
 from vllm_compat.adapters import make_plan, registry
-from vllm_compat.analysis.environment import Environment, own_features
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.fact_reading import own_features
 from vllm_compat.analysis.plan import Plan, Step, loads
 from vllm_compat.analysis.surface.recorded import RecordedSurface, closest_record
 from vllm_compat.commands.checking.judging import judge

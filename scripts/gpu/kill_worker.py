@@ -5,18 +5,25 @@ leaves.
 usage: kill_worker.py MODEL_FOLDER OUT.json [RANKS] [worker|driver]
 Prints and writes: seconds from the kill to the end of the launcher, its exit status and last line,
 processes, files in /dev/shm, processes that hold our shared memory and GPU memory that are left over.
+Of processes and shared memory it sees only what the run has started: other programs may come and go. GPU
+memory is that of the whole device.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import uuid
+from collections.abc import Iterable
 from pathlib import Path
 
+MARK = "KILL_WORKER_RUN"
+"""The variable by which processes of this run are told from all others."""
 PROGRAM = """
 import sys
 from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
@@ -38,29 +45,31 @@ def main() -> int:
     program = out.with_suffix(".program.py")
     program.write_text(PROGRAM)
     whom = sys.argv[4] if len(sys.argv) > 4 else "worker"
-    before = set(os.listdir("/dev/shm"))
+    mark = uuid.uuid4().hex
     run = subprocess.Popen(
         [sys.executable, "-m", "vllm_compat", "run", str(program), model, ranks],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        env={**os.environ, MARK: mark},
     )
     assert run.stdout
-    lines, workers, held, killed = [], [], [], 0.0
+    lines, workers, held, files, killed = [], [], [], set(), 0.0
     for line in run.stdout:
         lines.append(line.rstrip())
         if line.startswith("WORKERS"):
             workers = [int(pid) for pid in line.split()[1:]]
             time.sleep(2)
             held = sorted(_with_slabs() & set(workers))
+            files = shared_files(marked(mark))
             killed = time.monotonic()
             os.kill(workers[0] if whom == "driver" else workers[-1], signal.SIGKILL)
     status = run.wait()
     seconds = time.monotonic() - killed
     time.sleep(1)
-    left = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    shared = sorted(set(os.listdir("/dev/shm")) - before)
+    left = sorted(marked(mark) & set(workers))
+    shared = sorted(name for name in files | shared_files(left) if Path("/dev/shm", name).exists())
     record = {
         "kind": f"killed {whom}",
         "ranks": int(ranks),
@@ -70,7 +79,7 @@ def main() -> int:
         "processes_left": left,
         "shared_memory_left": shared,
         "processes_with_slabs_before": len(held),
-        "processes_with_slabs_left": len(_with_slabs() & set(held)),
+        "processes_with_slabs_left": len(_with_slabs() & set(held) & set(left)),
         "gpu_memory_left": _gpu_memory(),
     }
     out.write_text(json.dumps(record, indent=1))
@@ -79,6 +88,30 @@ def main() -> int:
         print("\n".join(lines[-20:]))
     nothing = not left and not record["processes_with_slabs_left"] and (not shared or whom == "driver")
     return 0 if workers and held and status != 0 and seconds < 30 and nothing else 1
+
+
+def marked(mark: str) -> set[int]:
+    """Return the living processes of one run: those that have its mark from birth."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0"):
+                found.add(int(path.parts[2]))
+        except OSError:
+            continue
+    return found
+
+
+def shared_files(pids: Iterable[int]) -> set[str]:
+    """Return the names in /dev/shm that these processes have mapped and that still are there."""
+    found = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text()
+        except OSError:
+            continue
+        found.update(re.findall(r" /dev/shm/(\S+)$", maps, flags=re.MULTILINE))
+    return found
 
 
 def _with_slabs() -> set[int]:

@@ -1,3 +1,3 @@
 """The version of this release, by itself: every layer may ask for it."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

@@ -285,7 +285,9 @@ def _set_up_verify(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the --batch-size that all extraction runs had, if it is known",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="number of reading threads")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="how many files are read at a time (default: two a core)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
@@ -304,7 +306,12 @@ def _set_up_convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_adapters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", default="text", choices=["text", "markdown", "json"])
+    parser.add_argument(
+        "--format",
+        default="text",
+        choices=["text", "markdown", "json"],
+        help="the form of the list (default: text)",
+    )
     parser.set_defaults(command=_adapters)
 
 
@@ -316,7 +323,12 @@ def _set_up_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="kimi_k25", choices=["llama", "deepseek_v3", "kimi_k25"])
+    parser.add_argument(
+        "--model",
+        default="kimi_k25",
+        choices=["llama", "deepseek_v3", "kimi_k25"],
+        help="which tiny model, with random weights (default: kimi_k25)",
+    )
     parser.add_argument("--folder", metavar="DIR", help="keep the model and the record in this folder")
     parser.add_argument(
         "--pipeline",
@@ -335,14 +347,23 @@ def _set_up_demo(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "check": ("Say whether speculators runs on a vLLM, and what would make it run", _set_up_check),
-    "preflight": ("Say what a run on a model will meet, without weights or a GPU", _set_up_preflight),
-    "rehearse": ("Run a small model of the same kind first, and check its rows", _set_up_rehearse),
-    "layers": ("Show which layers the ids of a model mean, in every numbering", _set_up_layers),
-    "run": ("Run an unmodified program with vllm_compat in force", _set_up_run),
+    "preflight": (
+        "Say what a run will use and need (backend, memory, disk), without a GPU",
+        _set_up_preflight,
+    ),
+    "rehearse": (
+        "Run a small model of the same kind for a minute, and check its rows",
+        _set_up_rehearse,
+    ),
+    "layers": ("Show which layer each id means, in speculators' and vLLM's numbering", _set_up_layers),
+    "run": ("Run your program, unchanged, with vllm_compat in force", _set_up_run),
     "status": ("Show what a run is doing", _set_up_status),
     "verify": ("Find wrong samples in a folder of hidden states, and repair them", _set_up_verify),
-    "convert": ("Turn one flow's data into the other's, bit for bit", _set_up_convert),
-    "adapters": ("List the adapters: what each changes, why, and until when", _set_up_adapters),
+    "convert": (
+        "Turn data of speculators 0.3/0.4 into those of 0.5 and later, or back",
+        _set_up_convert,
+    ),
+    "adapters": ("List the adapters: what each changes, why, and when it can go", _set_up_adapters),
     "diff": ("Show what changed between two vLLMs for what speculators uses", _set_up_diff),
     "bench": ("Measure how fast extraction is, against plain vLLM prefill", _set_up_bench),
     "demo": ("Extract hidden states of a tiny model, and check them", _set_up_demo),

@@ -30,7 +30,8 @@ from vllm_compat.adapters import by_name, make_plan, planner, registry
 from vllm_compat.adapters.base import Adapter
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import read_contract
-from vllm_compat.analysis.environment import Environment, read_features
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.installed import OLDEST
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.surface import Signature, Surface

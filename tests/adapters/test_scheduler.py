@@ -22,6 +22,7 @@ from vllm_compat.analysis.plan import Plan
 from vllm_compat.capture.rows import RowStore, spans_of
 from vllm_compat.checks import batch
 from vllm_compat.errors import CapacityError, GuardError
+from vllm_compat.features.clean_scheduler import CleanScheduler
 from vllm_compat.runtime.context import call_of, current_call
 from vllm_compat.runtime.patching import Transaction
 
@@ -165,7 +166,7 @@ def make_engine(
 ) -> Callable[..., Callable[..., Engine]]:
     """Put a downstream's scheduler adapters (unless ``without``) and the guards in force."""
 
-    def prepare(downstream: str, *, without: bool = False) -> Callable[..., Engine]:
+    def prepare(downstream: str, *, without: bool = False, clean: bool = True) -> Callable[..., Engine]:
         fake_modules("vllm", downstream, "transformers_4", "torch")
         importlib.import_module(GENERATOR)
         rows = batch.Rows  # a row here is no tensor: what the guards look at is its shape alone
@@ -175,6 +176,8 @@ def make_engine(
         for name in ("generator.input_order", "scheduler.whole_prompts"):
             if name in plan.adapters and not (without and name == "scheduler.whole_prompts"):
                 by_name(name).install(transaction.owned_by(name), plan)
+        if clean:
+            CleanScheduler().install(transaction, plan, "driver")
         checks.install(transaction, plan, lambda worker: {})
         return lambda **limits: Engine(downstream, **limits)
 
@@ -354,6 +357,19 @@ def test_a_call_that_fails_leaves_nothing_for_the_next(
     assert engine.is_idle()
     assert current_call() is None
     engine.check([40, 12, 12, 7])
+
+
+@each
+def test_without_clean_scheduler_the_batch_after_a_failed_one_is_lost(
+    make_engine: Callable[..., Any], downstream: str
+) -> None:
+    engine = make_engine(downstream, clean=False)(blocks=10, budget=8)
+    engine.worker.fail_at = 1
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.generate([40, 12, 12, 7])
+    assert not engine.is_idle(), "a check changes nothing"
+    with pytest.raises((GuardError, KeyError)):
+        engine.generate([5])
 
 
 @each

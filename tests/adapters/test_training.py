@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vllm_compat.adapters import by_name
+from vllm_compat.adapters import by_name, registry
 from vllm_compat.adapters.base import Case
 from vllm_compat.adapters.training import load_by_ending
 from vllm_compat.analysis.plan import Plan
@@ -29,16 +29,21 @@ TEXT = {"hidden_size": 8, "vocab_size": 16}
     [
         (
             "speculators_0_3",
-            ["training.verifier_config", "training.verifier_norm", "training.verifier_prefix"],
+            [
+                "training.layer_ids",
+                "training.verifier_config",
+                "training.verifier_norm",
+                "training.verifier_prefix",
+            ],
         ),
-        ("speculators_0_4", ["training.verifier_config"]),
+        ("speculators_0_4", ["training.layer_ids", "training.verifier_config"]),
     ],
 )
 def test_a_release_gets_what_its_source_lacks(
     make_case: MakeCase, downstream: str, needed: list[str]
 ) -> None:
     case = make_case(downstream)
-    names = ("training.verifier_config", "training.verifier_norm", "training.verifier_prefix")
+    names = [adapter.name for adapter in registry() if adapter.name.startswith("training.")]
     needs = {name: by_name(name).need(case) for name in names}
     assert [name for name, need in needs.items() if need is not None] == needed
     assert f"{FILE}:" in needs[needed[0]].reason  # type: ignore[union-attr]
@@ -130,3 +135,83 @@ def test_weights_are_found_by_the_end_of_their_names(monkeypatch: pytest.MonkeyP
     }
     # Two names end in this one, so it is asked for as it is.
     assert asked[0][2] == "norm.weight"
+
+
+def test_a_draft_names_the_layers_that_it_was_trained_on_while_it_is_saved(
+    modules: Any, make_case: MakeCase, install: Install, tmp_path: Path
+) -> None:
+    write_layers(tmp_path, [2, 30, 58, 60])
+    install("training.layer_ids", make_case())
+    draft = draft_trained_on([tmp_path / "data_0.pt", tmp_path / "data_1.pt"])
+    assert draft.save_pretrained(tmp_path) == [3, 31, 59]  # vLLM counts from the embedding
+    assert draft.config.eagle_aux_hidden_state_layer_ids is None
+
+
+def test_a_folder_is_as_good_as_a_list_of_its_files(
+    modules: Any, make_case: MakeCase, install: Install, tmp_path: Path
+) -> None:
+    write_layers(tmp_path, [2, 30, 58, 60])
+    install("training.layer_ids", make_case())
+    assert draft_trained_on(folder=tmp_path).save_pretrained(tmp_path) == [3, 31, 59]
+
+
+def test_layers_that_a_draft_names_itself_stay(
+    modules: Any, make_case: MakeCase, install: Install, tmp_path: Path
+) -> None:
+    write_layers(tmp_path, [2, 30, 58, 60])
+    install("training.layer_ids", make_case())
+    draft = draft_trained_on(folder=tmp_path)
+    draft.config.eagle_aux_hidden_state_layer_ids = [1, 2, 3]
+    assert draft.save_pretrained(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ({}, "No file that it was trained on is known."),
+        ({"one": None}, "one/data_config.json, which would name the layers of the files there, cannot"),
+        ({"one": "[2"}, "cannot be read"),
+        ({"one": [2]}, "no list of two numbers or more: [2]"),
+        ({"one": [2, "30"]}, "no list of two numbers or more"),
+        ({"one": [58, 2, 30, 60]}, "by rising number where stock ran alone"),
+        (
+            {"one": [2, 30, 58, 60], "two": [2, 30, 57, 60]},
+            "one/data_config.json says [2, 30, 58, 60] and",
+        ),
+    ],
+)
+def test_where_the_layers_cannot_be_told_the_draft_is_saved_and_it_is_said(
+    modules: Any,
+    make_case: MakeCase,
+    install: Install,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    layers: dict[str, Any],
+    words: str,
+) -> None:
+    install("training.layer_ids", make_case())
+    for name, ids in layers.items():
+        (tmp_path / name).mkdir()
+        if ids is not None:
+            write_layers(tmp_path / name, ids)
+    draft = draft_trained_on([tmp_path / name / "data_0.pt" for name in layers])
+    assert draft.save_pretrained(tmp_path) is None
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("The draft is saved without eagle_aux_hidden_state_layer_ids: ")
+    assert words in said
+    assert said.endswith("write into its config.json what `vllm-compat layers` prints.")
+
+
+def write_layers(folder: Path, ids: Any) -> None:
+    """Write what stock writes beside its files; text is written as it is."""
+    text = ids if isinstance(ids, str) else json.dumps({"hidden_states": {"layer_ids": ids}})
+    (folder / "data_config.json").write_text(text)
+
+
+def draft_trained_on(files: Any = None, folder: Path | None = None) -> Any:
+    """Return a FAKE draft of a FAKE trainer that has opened these files."""
+    data = importlib.import_module("speculators.train.data")
+    core = importlib.import_module("speculators.models.eagle3.core")
+    data.Eagle3SampleFileDataset(8, folder and str(folder), files and [str(file) for file in files])
+    config = SimpleNamespace(name_or_path="known", eagle_aux_hidden_state_layer_ids=None)
+    return core.Eagle3DraftModel(config)

@@ -15,7 +15,7 @@ import pytest
 from tests.analysis.surface import packages
 from tests.downstreams import VERSIONS, contract, wheel
 
-import vllm_compat.analysis
+import vllm_compat
 from vllm_compat.adapters import make_plan
 from vllm_compat.analysis import cache, codec
 from vllm_compat.analysis.cache import Memory, cache_folder, stamp
@@ -120,9 +120,11 @@ def test_a_record_of_other_code_is_not_found(folder: Path, monkeypatch: pytest.M
     assert counter.made == 2
 
 
-def test_every_module_that_reads_source_counts_as_our_code(folder: Path) -> None:
+@pytest.mark.parametrize("package", ["analysis", "adapters", "commands/checking"])
+def test_every_module_that_reads_source_or_judges_counts_as_our_code(folder: Path, package: str) -> None:
     code = Memory(folder)._code
-    modules = Path(vllm_compat.analysis.__path__[0]).rglob("*.py")
+    modules = list((Path(vllm_compat.__path__[0]) / package).rglob("*.py"))
+    assert modules
     assert [str(path) for path in modules if repr(str(path)) not in code] == []
 
 

@@ -248,12 +248,12 @@ def site(*positional: str, star: bool = False, **keywords: str) -> CallSite:
 
 def signature(text: str) -> Signature:
     """Return the signature of ``def f(<text>)``, by way of a package."""
-    from vllm_compat.analysis.surface.static import StaticSurface
-    from vllm_compat.analysis.surface.syntax import ModuleSyntax
+    from vllm_compat.analysis.surface.entries import FunctionEntry
+    from vllm_compat.analysis.surface.modules import ModuleSyntax
 
     entry = ModuleSyntax(f"def f({text}): ...", "vllm", True, "vllm").entry("f")
-    assert entry is not None
-    return StaticSurface._function_signature(entry)
+    assert isinstance(entry, FunctionEntry)
+    return entry.signature
 
 
 class TestBinding:

@@ -51,6 +51,12 @@ class TestMapping:
         assert kimi.bytes_per_token == 57_344
         assert kimi.notes == ()
 
+    def test_several_streams_are_told_and_billed(self, tmp_path: Path) -> None:
+        several = layers_of(written(tmp_path, {**LLAMA, "hc_mult": 4}))
+        assert (several.streams, several.bytes_per_token) == (4, 4 * 4 * 4096 * 2)
+        assert "4 residual streams a token (hc_mult of its configuration)" in several.notes[0]
+        assert "32 layers of 4096, 4 streams a token, ids 0 to 31" in render(several)
+
     def test_a_flat_configuration(self, tmp_path: Path) -> None:
         llama = layers_of(written(tmp_path, LLAMA), [2, 16, 29, 31])
         assert llama.selection == "given"

@@ -258,6 +258,11 @@ def test_kimi_linear_is_refused_on_one_rank_too(make_generator: MakeGenerator) -
         make_generator({"architectures": ["KimiLinearForCausalLM"]})
 
 
+def test_several_streams_are_refused_on_any_device(make_generator: MakeGenerator) -> None:
+    with pytest.raises(IncompatibleError, match="carries 4 residual streams a token"):
+        make_generator({"architectures": ["Gemma3nForCausalLM"], "altup_num_inputs": 4}, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("config", "more"),
     [

@@ -18,7 +18,8 @@ from vllm_compat.adapters import by_name, make_plan, registry
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import read_contract
-from vllm_compat.analysis.environment import Environment, read_features
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.plan import Plan, Roles, Step, loads
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.surface.recorded import RecordedSurface, recorded_versions

@@ -18,7 +18,8 @@ from tests.downstreams import VERSIONS, contract
 from vllm_compat.adapters import by_name, make_plan, registry
 from vllm_compat.analysis.contract import SiteKind
 from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
-from vllm_compat.analysis.environment import TORCH_FOR_TYPING, Environment
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.facts import TORCH_FOR_TYPING
 from vllm_compat.analysis.installed import OLDEST
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.surface import Parameter, ParameterKind, Surface

@@ -52,6 +52,14 @@ def test_a_batch_that_is_not_what_was_scheduled_is_refused(
         spans_of(order, scheduled, dict.fromkeys(scheduled, 0))
 
 
+def test_a_layer_of_several_streams_is_refused_whatever_its_size() -> None:
+    class Streams(list):  # type: ignore[type-arg]
+        ndim, shape = 3, (2, 2, 8)
+
+    with pytest.raises(GuardError, match=r"of shape \[2, 2, 8\]: a layer of several residual streams"):
+        RowStore(1).add((Span("a", 0, 2),), [Streams(rows(Span("a", 0, 2)))])
+
+
 def test_rows_of_one_step_are_cut_by_request() -> None:
     store = store_of((Span("b", 0, 2), Span("a", 0, 3)), layers=2)
     assert store.collect(join) == {

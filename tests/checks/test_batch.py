@@ -25,6 +25,7 @@ from vllm_compat.checks.batch import (
 )
 from vllm_compat.entry import apply
 from vllm_compat.errors import GuardError
+from vllm_compat.features import clean_scheduler
 from vllm_compat.runtime import context, run_record
 from vllm_compat.runtime.patching import Transaction
 
@@ -281,8 +282,9 @@ def make_generator(
         plan = make_plan(case.contract, case.surface, case.environment)
         module = importlib.import_module(GENERATOR)
         module.VllmHiddenStatesGenerator.generate = generate
+        features.install(transaction, plan, "driver", beneath_checks=True)
         checks.install(transaction, plan, apply.report_rank)
-        features.install(transaction, plan, "driver")
+        features.install(transaction, plan, "driver", beneath_checks=False)
         generator = object.__new__(module.VllmHiddenStatesGenerator)
         generator.layer_ids = []
         generator.executor = None
@@ -358,7 +360,11 @@ def test_the_canarys_own_prompts_are_checked_too(
     monkeypatch.setattr(batch, "check_canary", lambda again, prompts, results, routed: again([[2]]))
     generator = make_generator(add_and_answer)
     wrapper = batch.checked_generate(everything=True, canary=True)
-    wrapper(lambda ids: add_and_answer(generator, ids), generator, ([[1], [2, 3]],), {})
+
+    def beneath(ids: Any) -> Any:
+        return clean_scheduler._generate(lambda: add_and_answer(generator, ids), generator, (), {})
+
+    wrapper(beneath, generator, ([[1], [2, 3]],), {})
     assert checked == [[[1], [2, 3]], [[2]]]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from vllm_compat.adapters.base import Case
-from vllm_compat.analysis.environment import preprocessing_of
+from vllm_compat.analysis.facts import preprocessing_of
 from vllm_compat.checks import dataset
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime.patching import Transaction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import shutil
 import sys
@@ -23,6 +24,7 @@ from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.surface.recorded import RecordedSurface, recorded_versions
 from vllm_compat.commands.check import check
 from vllm_compat.commands.report.model import Pair, Standing, Verdict
+from vllm_compat.errors import UsageError
 
 PYTHON = sys.executable
 
@@ -191,6 +193,26 @@ def test_what_fits_no_release_is_unknown_unless_it_is_an_import(tmp_path: Path) 
     assert pair.verdict is Verdict.UNKNOWN
     imported = package(tmp_path, "imported", "from vllm.config import NeverThere\n")
     assert one(imported, "0.26.0").verdict is Verdict.INCOMPATIBLE
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        ("from vllm.config import CacheConfig\nCacheConfig(no_release_takes=1)\n", "incompatible"),
+        ("from vllm.utils.hashing import sha256\nsha256(1, no_release_takes=1)\n", "incompatible"),
+        (
+            "from vllm.v1.core.sched.scheduler import Scheduler\n"
+            "def look(scheduler: Scheduler):\n    scheduler.schedule(no_release_takes=1)\n",
+            "unknown",  # the scheduler may be a class of its own below vLLM's
+        ),
+    ],
+)
+def test_a_call_that_fits_no_release_is_incompatible_where_it_is_sure_to_be_vllms(
+    tmp_path: Path, source: str, verdict: str
+) -> None:
+    pair = one(package(tmp_path, "calls", source), "0.26.0")
+    assert [j.finding.name for j in pair.findings] == ["no_release_takes"]
+    assert pair.verdict.value == verdict
 
 
 def test_a_package_that_does_not_use_vllm_is_unknown(tmp_path: Path) -> None:
@@ -391,8 +413,37 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return lines[0]
 
 
+def test_a_version_is_found_where_it_is_installed_or_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As people write it for pip: the installed one, or the file that `pip download` leaves here."""
+    monkeypatch.chdir(tmp_path)
+    asked = ("--downstream", "speculators==0.3.0", "--vllm", "0.16.0", "--device", "cpu")
+    absent = refused(capsys, *asked)
+    assert absent == (
+        "vllm-compat: speculators 0.3.0 is not installed, and no file of it lies in this folder: run"
+        " `python -m pip download --no-deps speculators==0.3.0` here, then this again."
+    )
+    (tmp_path / "speculators-0.3.0-py3-none-any.whl").write_bytes(wheel("0.3.0").read_bytes())
+    assert status(*asked) == 0
+    assert "speculators 0.3.0" in capsys.readouterr().out
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel("0.4.0.1")) as archive:
+        archive.extractall(site)
+    monkeypatch.syspath_prepend(site)
+    importlib.invalidate_caches()
+    assert status("--downstream", "speculators==0.4.0.1", "--vllm", "0.16.0", "--device", "cpu") == 0
+    assert "speculators 0.4.0.1" in capsys.readouterr().out
+    other = refused(capsys, "--downstream", "speculators==0.4.0", "--vllm", "0.16.0")
+    assert "speculators 0.4.0 is not installed (0.4.0.1 is)" in other
+
+
+def no_such_distribution(name: str, python: str | None) -> None:
+    raise UsageError(f"{name} is not installed.")
+
+
 def test_input_that_cannot_be_read_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fine = ("--vllm", "0.26.0")
     empty = tmp_path / "empty"
@@ -401,9 +452,14 @@ def test_input_that_cannot_be_read_is_one_sentence(
     assert "no file or folder" in refused(capsys, *fine, "--downstream", tmp_path / "absent.whl")
     absent = refused(capsys, *fine, "--downstream", "of-no-such-name")
     assert absent == "vllm-compat: of-no-such-name is not installed."
-    pinned = refused(capsys, *fine, "--downstream", "speculators==0.9.0")
-    assert "'speculators==0.9.0'" in pinned
-    for what in ("an installed distribution without a version", "a folder", "a wheel", "an sdist"):
+    monkeypatch.setattr("vllm_compat.analysis.downstream._installed", no_such_distribution)
+    none = refused(capsys, *fine)
+    assert "speculators is not installed: install it" in none
+    assert "--python" in none
+    monkeypatch.undo()
+    pinned = refused(capsys, *fine, "--downstream", "speculators>=0.9")
+    assert "'speculators>=0.9'" in pinned
+    for what in ("an installed distribution", "NAME==VERSION", "a folder", "a wheel", "an sdist"):
         assert what in pinned
     broken = tmp_path / "broken-1.0-py3-none-any.whl"
     broken.write_bytes(wheel("0.3.0").read_bytes()[:5000])
@@ -436,7 +492,9 @@ def test_an_interpreter_without_vllm_or_none_at_all_is_one_sentence(
 ) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     given = ("--downstream", wheel("0.3.0"))
-    assert "vllm is not installed" in refused(capsys, *given, "--python", PYTHON)
+    absent = refused(capsys, *given, "--python", PYTHON)
+    assert "vllm is not installed" in absent
+    assert "a release, a folder or a file (--vllm)" in absent
     assert "does not answer" in refused(capsys, *given, "--python", tmp_path / "python")
     for name in ("true", "false", "sh"):
         said = refused(capsys, *given, "--python", shutil.which(name) or "")

@@ -337,6 +337,28 @@ def test_a_program_ended_by_a_signal_ends_the_launcher_by_it(
     assert f"run killed by {number.name} (exit status {128 + number})" in done.stderr
 
 
+def test_after_a_kill_the_whole_files_are_counted_and_not_what_the_record_last_said(
+    launcher: Launcher,
+) -> None:
+    program = launcher.write(
+        """\
+        import os, sys, zipfile
+        folder = sys.argv[2]
+        os.makedirs(folder)
+        for number in range(5):
+            with zipfile.ZipFile(f"{folder}/data_{number}.pt", "w") as archive:
+                archive.writestr("data", b"rows")
+        with open(f"{folder}/data_5.pt", "wb") as torn:
+            torn.write(b"PK")
+        os.kill(os.getpid(), 9)
+        """
+    )
+    folder = launcher.folder / "states"
+    record = {"summary": "1 samples (7 tokens)."}
+    done = launcher.run(program, "--output-dir", folder, apply={"record": record})
+    assert f"{folder} holds 5 whole samples. Its record, up to 10 s older, says: 1 " in done.stderr
+
+
 def test_a_shell_sees_128_plus_the_signal(launcher: Launcher) -> None:
     program = launcher.write("import os; os.kill(os.getpid(), 9)")
     done = launcher.finish(["sh", "-c", '"$@"; echo $?', "sh", *launcher.command(program)])

@@ -114,6 +114,13 @@ def test_a_residual_stream_that_is_not_read_fails(
     assert [(item.question, item.state) for item in found] == [("residual stream", "fail")] * items
 
 
+def test_several_residual_streams_fail(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "hc_mult": 4}))
+    (found,) = p._stream(p.Options(model=str(tmp_path)), "0.33.0")
+    assert (found.question, found.state) == ("residual stream", "fail")
+    assert "carries 4 residual streams a token (hc_mult of its configuration)" in found.answer
+
+
 def test_the_disk_must_hold_the_samples(tmp_path: Path) -> None:
     from dataclasses import replace
 
@@ -216,3 +223,32 @@ def test_capabilities() -> None:
     for text in ("12", "sm_120", "12.0.1"):
         with pytest.raises(UsageError, match="no compute capability"):
             p.parse_capability(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised_in", "state"),
+    [
+        (
+            "ValueError: output_size 192 is not divisible by block_n = 128.",
+            "vllm.model_executor",
+            "fail",
+        ),
+        ("NotImplementedError: no such scheme", "vllm.config", "fail"),
+        ("ValueError: not enough values to unpack", "torch.cuda", "unknown"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "torch.cuda", "unknown"),
+        ("AssertionError: sizes", "vllm.model_executor", "unknown"),
+        ("RuntimeError: capability 12.0 is not supported", "", "fail"),
+        ("ValueError: Found no NVIDIA driver on your system", "vllm.platforms", "unknown"),
+    ],
+)
+def test_what_vllm_itself_refuses_fails_and_what_the_stand_in_lacks_is_unknown(
+    error: str, raised_in: str, state: str
+) -> None:
+    asked = {
+        "stage": "building the model's modules",
+        "standing_in": True,
+        "error": error,
+        "raised_in": raised_in,
+    }
+    (item,) = p._architecture({"architectures": ["A"]}, asked)
+    assert item.state == state

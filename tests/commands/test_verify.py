@@ -6,7 +6,7 @@ import io
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -491,6 +491,17 @@ class TestRendering:
         assert text.count("is cut off") == 5
         assert "… and 4 more" in text
 
+    def test_what_no_repair_makes_good_is_to_be_extracted_again(self) -> None:
+        entries = [Entry(f"data_{i}.pt", i, 1, 1) for i in range(12)]
+        moved = replace(fault(7), kind=Kind.ORDER, remedy=Remedy.REORDER)
+        told = replace(fault(9), kind=Kind.RECORD)
+        doubt = replace(fault(5, Certainty.SUSPECTED), kind=Kind.FOREIGN, remedy=Remedy.NONE)
+        found = report(
+            fault(2), fault(3), doubt, moved, told, fault(11, Certainty.NOTE), entries=entries
+        )
+        assert render(found).endswith("\nExtract these again: 2 to 3, 5.\n")
+        assert "again" not in render(report(moved, entries=entries))
+
     @pytest.mark.parametrize("certainty", [Certainty.CERTAIN, Certainty.SUSPECTED])
     def test_faults_end_in_status_one(self, certainty: Certainty) -> None:
         assert report(fault(0, certainty)).exit_status == 1
@@ -747,6 +758,86 @@ class TestFiles:
         (tmp_path / "hs_4.safetensors").unlink()
         kinds = [f.kind for f in verify_directory(tmp_path).faults]
         assert kinds == [Kind.TRUNCATED, Kind.GAP]
+
+    @pytest.fixture
+    def float8(self, torch: Any, tmp_path: Path) -> Callable[..., dict[str, list[str]]]:
+        """Twelve files of float8 states with a scale a token; changes what it is told, and judges."""
+        save_file = pytest.importorskip("safetensors.torch").save_file
+        files = {}
+        for index, file in extract(conversations(12, seed=9), 8).items():
+            states = torch.stack(self.rows(torch, file.tokens), dim=1).float()
+            scales = states.abs().amax(dim=(1, 2), keepdim=True) / 448
+            files[index] = {
+                "token_ids": torch.tensor(file.tokens),
+                "hidden_states": (states / scales).to(torch.float8_e4m3fn),
+                "hidden_states_scales": scales,
+            }
+
+        def judged(
+            change: Callable[[dict[int, Any]], None] = lambda files: None,
+        ) -> dict[str, list[str]]:
+            change(files)
+            for index, tensors in files.items():
+                save_file(tensors, tmp_path / f"hs_{index}.safetensors")
+            report = verify_directory(tmp_path)
+            said: dict[str, list[str]] = {"": list(report.notes), "dtype": [report.dtype]}
+            for fault in report.faults:
+                said.setdefault(" ".join(fault.files), []).append(fault.message)
+            return said
+
+        return judged
+
+    def test_float8_states_are_judged_by_what_they_stand_for(self, float8: Any) -> None:
+        said = float8()
+        assert said.keys() == {"", "dtype"}
+        assert said["dtype"] == ["float8_e4m3fn with scales"]
+        assert not [note for note in said[""] if "not judged" in note]
+
+    @pytest.mark.parametrize(
+        ("scale", "words"),
+        [(float("nan"), "1 of {n} rows not finite"), (0.0, "1 of {n} rows all zero")],
+    )
+    def test_a_scale_that_spoils_a_row_is_found(self, float8: Any, scale: float, words: str) -> None:
+        rows = 0
+
+        def change(files: dict[int, Any]) -> None:
+            nonlocal rows
+            files[3]["hidden_states_scales"][2] = scale
+            rows = len(files[3]["hidden_states_scales"])
+
+        (said,) = float8(change)["hs_3.safetensors"]
+        assert words.format(n=rows) in said
+        assert "the first is row 2" in said
+
+    def test_scales_that_are_missing_or_too_few_are_found(self, float8: Any) -> None:
+        def change(files: dict[int, Any]) -> None:
+            del files[3]["hidden_states_scales"]
+            files[4]["hidden_states_scales"] = files[4]["hidden_states_scales"][:-1].clone()
+
+        said = float8(change)
+        assert "has states of float8_e4m3fn and no hidden_states_scales" in said["hs_3.safetensors"][0]
+        assert "one scale a token is needed" in said["hs_4.safetensors"][0]
+
+    def test_a_member_that_most_files_have_is_missed_and_an_unknown_one_told(
+        self, float8: Any, torch: Any
+    ) -> None:
+        def change(files: dict[int, Any]) -> None:
+            for index, tensors in files.items():
+                if index != 5:
+                    tensors["router"] = torch.ones(2)
+
+        said = float8(change)
+        assert said["hs_5.safetensors"] == ["hs_5.safetensors has no router, which 11 of 12 files have."]
+        assert "What files hold as router was not judged." in said[""]
+
+    def test_the_lock_of_a_whole_file_is_no_unfinished_write(self, float8: Any, tmp_path: Path) -> None:
+        (tmp_path / "hs_3.safetensors.lock").touch()
+        (tmp_path / "hs_99.safetensors.lock").touch()
+        said = float8()
+        assert "hs_3.safetensors.lock" not in said
+        assert said["hs_99.safetensors.lock"] == [
+            "hs_99.safetensors.lock looks like a write that has not ended."
+        ]
 
     def test_loss_masks_are_put_back(self, torch: Any, tmp_path: Path) -> None:
         folder = tmp_path / "out"

@@ -93,6 +93,7 @@ def test_a_killed_run_is_resumed_and_nothing_is_done_twice(
     there = whole(killed)
     assert there == {f"data_{n}.pt" for n in range(len(there))}
     assert len(there) < SAMPLES
+    assert f"{killed} holds {len(there)} whole samples." in errors  # not what the record last said
 
     # And an accident besides: one torn, one gone.
     torn = killed / "data_1.pt"

@@ -117,3 +117,16 @@ def test_without_the_norm_the_draft_is_trained_towards_something_else(
     )
     # The same seed, data and first batch: only the targets differ.
     assert abs(other - first) > 0.2 * first
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [([], [3, 5, 6]), (["--without", "training.layer_ids"], None)]
+)
+def test_the_draft_names_its_layers_and_without_the_adapter_none(
+    paths: EnvironmentPaths, whole: tuple[Path, str], tmp_path: Path, options: list[str], named: object
+) -> None:
+    program = train(whole[0], tmp_path / "metrics.jsonl")
+    done = paths.run(["-m", "vllm_compat", "run", *options, *program], timeout=LIMIT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (saved,) = (tmp_path / "draft").glob("*/config.json")
+    assert json.loads(saved.read_text())["eagle_aux_hidden_state_layer_ids"] == named

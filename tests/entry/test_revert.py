@@ -65,7 +65,7 @@ def places(targets: Iterable[str]) -> set[str]:
     return {target for target in named if ":" in target and not target.endswith(":*")}
 
 
-NOTHING: dict[str, Any] = {"others": [], "environment": [], "finders": [], "handlers": 0}
+NOTHING: dict[str, Any] = {"others": [], "environment": [], "finders": [], "handlers": 0, "signals": 0}
 
 OF_FEATURES = {
     "sys.excepthook",
@@ -99,6 +99,7 @@ def test_every_attribute_of_the_driver_is_the_identical_object_again(
         assert found["left"] == []
         assert found["after"] == NOTHING
         assert found["during"]["environment"] == ["VLLM_COMPAT_PLAN"]
+        assert found["during"]["signals"] == 1, "the launcher may ask for the stacks"
     targets = {target for _, target in first["patched"]}
     changed = set(first["during"]["others"])
     # What is patched differs while it is in force, so that the comparison after it says something.
@@ -126,11 +127,14 @@ def test_every_attribute_of_a_worker_is_the_identical_object_again(
             extension = "speculators.data_generation.custom_worker:HiddenStatesWorkerExtension"
             assert f"{extension}._setup_hidden_states_capture" in worker["patched"]
             assert "torch:save" not in worker["others"], "what is the driver's alone is not there"
+            assert not worker["own_hook"], "a worker's error is not the program's"
+            assert "sys.excepthook" not in worker["patched"]
         for worker in found["after"]:
             assert (worker["in_force"], worker["patched"], worker["own"]) == (False, [], [])
             assert worker["others"] == []
             assert "VLLM_COMPAT_PLAN" not in worker["environment"]
             assert worker["finders"] == []
+            assert worker["signals"] == 0
         assert found["driver"] == NOTHING
 
 
@@ -140,6 +144,12 @@ import vllm_compat
 from vllm.config import ModelConfig
 from vllm_compat.errors import UsageError
 from {GENERATOR} import VllmHiddenStatesGenerator
+
+def states(status):
+    return [rank.state for rank in status.ranks]
+
+def patched(worker):
+    return vllm_compat.status().in_force
 
 def stay(self, token_ids):
     inside.set()
@@ -168,7 +178,17 @@ if __name__ == "__main__":
         process.kill()
         process.join()
     say(vllm_compat.revert(), generator)
-    over.set()
+    if sys.argv[1] == "under way":
+        seen = [states(vllm_compat.status()), states(vllm_compat.revert())]
+        seen.append(generator.executor.collective_rpc(patched))
+        over.set()
+        thread.join()
+        if sys.argv[2] == "apply":
+            seen.append(states(vllm_compat.apply()))
+        else:
+            seen.append(states(vllm_compat.revert()))
+        seen += [generator.executor.collective_rpc(patched), states(vllm_compat.status())]
+        print(json.dumps(seen))
     for process in (first, second):
         process.kill()
 """
@@ -188,8 +208,23 @@ def test_the_status_says_of_each_rank_what_became_of_it(
 ) -> None:
     path = site.folder / "program.py"
     path.write_text(ENDED)
-    done = site.run(str(path), what, VLLM_CPU_KVCACHE_SPACE="1")
+    done = site.run(str(path), what, "revert", VLLM_CPU_KVCACHE_SPACE="1")
     assert done.returncode == 0, done.stderr
-    found, in_force, said = json.loads(done.stdout)
+    found, in_force, said = json.loads(done.stdout.splitlines()[0])
     assert (found, in_force) == (states, False)
     assert said.endswith("Build a new generator.")
+
+
+@pytest.mark.parametrize(("how", "answer"), [("revert", ["reverted", "reverted"]), ("apply", [])])
+def test_workers_that_were_busy_are_told_as_patched_and_asked_again(
+    site: Site, how: str, answer: list[str]
+) -> None:
+    path = site.folder / "program.py"
+    path.write_text(ENDED)
+    done = site.run(str(path), "under way", how, VLLM_CPU_KVCACHE_SPACE="1")
+    assert done.returncode == 0, done.stderr
+    told, again, meanwhile, after, patched, nobody = json.loads(done.stdout.splitlines()[1])
+    busy = ["busy", "busy"]
+    assert (told, again) == (busy, busy), "the batch under way is not disturbed"
+    assert meanwhile == [True, True]
+    assert (after, patched, nobody) == (answer, [False, False], [])

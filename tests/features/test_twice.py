@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from vllm_compat.features import names
+
 if TYPE_CHECKING:
     from conftest import MakeSite
 
@@ -21,6 +23,8 @@ def record(**more: Any) -> dict[str, Any]:
 
 
 EXPECTED: dict[str, list[Any]] = {
+    "clean_scheduler": [[["r0"]], [], [["r0"]]],
+    "shut_down": [1, 0, 0, 1],
     "atomic_save": [
         *("saved", ["computed"]),
         *("data_N.pt failed", "No further batch is extracted"),
@@ -66,6 +70,10 @@ def rounds(
     done = site.run(PROGRAM, str(folder), request.param, **environ)
     assert done.returncode == 0, done.stderr
     return request.param, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_feature_is_used_twice() -> None:
+    assert set(names()) <= set(EXPECTED)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -123,6 +123,9 @@ def test_cores_are_dealt_out(ranks: int, cores: list[int], binding: str) -> None
     assert environments.core_binding(ranks, cores) == binding
 
 
+OWN = (environments.CHECKOUT, environments.CHECKOUT / "src")
+
+
 def _paths(root: Path, version: str) -> EnvironmentPaths:
     venv = root / f"vllm-{version}"
     return EnvironmentPaths(
@@ -138,7 +141,7 @@ def _paths(root: Path, version: str) -> EnvironmentPaths:
 def test_a_run_needs_no_hub_and_finds_speculators(tmp_path: Path) -> None:
     variables = _paths(tmp_path, "0.16.0").run_environment(tensor_parallel_size=2)
     assert variables["HF_HUB_OFFLINE"] == "1"
-    path = [str(tmp_path / "speculators" / "0.3.0"), str(environments.CHECKOUT)]
+    path = [str(tmp_path / "speculators" / "0.3.0"), *map(str, OWN)]
     assert variables["PYTHONPATH"] == os.pathsep.join(path)
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == environments.core_binding(2)
 
@@ -167,7 +170,7 @@ def test_a_run_is_not_led_astray_by_the_callers_variables(
     monkeypatch.setenv("PYTHONPATH", "/other")
     program = "import os; print(os.environ.get('VLLM_PLUGINS'), os.environ['PYTHONPATH'])"
     done = _runnable(tmp_path).run(["-c", program])
-    path = [str(tmp_path / "speculators" / "0.3.0"), str(environments.CHECKOUT)]
+    path = [str(tmp_path / "speculators" / "0.3.0"), *map(str, OWN)]
     assert done.stdout.split() == ["None", os.pathsep.join(path)]
     done = _runnable(tmp_path / "b").run(["-c", program], environment={"VLLM_PLUGINS": "mine"})
     assert done.stdout.split()[0] == "mine"
@@ -353,6 +356,42 @@ def test_what_is_removed_is_gone(lab: Lab) -> None:
     assert not environments.remove("0.16.0", lab.root)
     for name in ("", ".", "..", "../envs/vllm-0.16.0", "speculators"):
         assert not environments.remove(name, lab.root)
+
+
+USER = """
+import sys
+from lab import environments
+environments._use(*(environments.Path(sys.argv[1]), "vllm-0.16.0"))
+print("in use", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_another_process_uses_is_not_removed(lab: Lab) -> None:
+    """A second run of the tests on one machine found its environment gone in the middle."""
+    paths = lab.ensure()
+    path = os.pathsep.join(map(str, OWN))
+    with subprocess.Popen(
+        [sys.executable, "-c", USER, str(lab.root)],
+        env={**os.environ, "PYTHONPATH": path}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as another:  # fmt: skip
+        assert another.stdout
+        assert another.stdout.readline() == "in use\n"
+        assert not environments.remove("0.16.0", lab.root)
+        assert paths.python.exists()
+        another.communicate("")
+    assert environments.remove("0.16.0", lab.root), "what only this process has used goes"
+
+
+def test_a_run_has_the_code_of_its_own_checkout_whoever_asked_last(tmp_path: Path) -> None:
+    other = tmp_path / "other" / "vllm_compat"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    # -S leaves out the link of the Python that runs here; the other checkout's stands in its place.
+    link = f"import sys; sys.path.append({str(other.parent)!r})"
+    done = _runnable(tmp_path).run(["-S", "-c", f"{link}; import vllm_compat as m; print(m.__file__)"])
+    assert Path(done.stdout.strip()) == environments.CHECKOUT / "src" / "vllm_compat" / "__init__.py"
 
 
 def test_machines_without_cpu_builds_are_refused(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

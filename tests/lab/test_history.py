@@ -1,4 +1,4 @@
-"""The page on releases that nobody had seen: its record is what the plans say now."""
+"""The page on releases that came later: its record is what the plans say now."""
 
 from __future__ import annotations
 

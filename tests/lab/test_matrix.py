@@ -370,7 +370,7 @@ def test_a_release_that_loads_nowhere_is_judged_by_its_surface(lab: Lab) -> None
         (record,) = Matrix(options, lambda _sentence: None).run()
     assert record["outcome"] == Outcome.SURFACE
     assert "CXXABI" in record["error"]
-    assert record["verdict"] == "usable with the shim"
+    assert record["verdict"] == "usable with vllm_compat"
 
 
 def test_more_disk_than_allowed_is_refused_before_anything_is_installed(lab: Lab) -> None:

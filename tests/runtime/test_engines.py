@@ -205,3 +205,45 @@ def test_every_engine_is_asked_though_one_of_them_hangs(
     known(first)
     found = known(second).take_back(take_back)
     assert [rank.state for rank in found] == ["busy", "reverted"]
+
+
+def test_who_was_busy_is_asked_again_until_it_answers_and_who_answered_is_not(
+    executor: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "SECONDS", 0.2)
+    first, second = executor(1), executor(1)
+    os.kill(first.pids[0], signal.SIGSTOP)
+    known(first)
+    found = known(second)
+    assert [rank.state for rank in found.take_back(take_back)] == ["busy", "reverted"]
+    run.end()
+    assert run.current().find(Engines) is found, "it is held on to past the end of the run"
+    assert [(rank.pid, rank.state) for rank in found.busy] == [(first.pids[0], "busy")]
+    assert [rank.state for rank in found.ask_again(take_back)] == ["busy"]
+    os.kill(first.pids[0], signal.SIGCONT)
+    monkeypatch.setattr(engines, "SECONDS", 10.0)
+    assert found.ask_again(take_back) == (RankStatus(0, first.pids[0], "reverted"),)
+    assert (found.busy, found.ask_again(take_back)) == ((), ())
+    assert (first.asked, second.asked) == (3, 1)
+
+
+def test_a_busy_engine_whose_processes_end_is_told_no_more(
+    executor: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "SECONDS", 0.1)
+    engine = executor(1)
+    os.kill(engine.pids[0], signal.SIGSTOP)
+    found = known(engine)
+    found.take_back(take_back)
+    engine.end(0)
+    assert found.busy == ()
+    assert [rank.state for rank in found.ask_again(take_back)] == ["gone"]
+    assert found.ask_again(take_back) == ()
+
+
+def test_a_batch_is_known_to_be_under_way_past_a_revert() -> None:
+    generator = Generator()
+    with context.call_of(generator):
+        run.end()
+        assert context.is_under_way(generator)
+    assert not context.is_under_way(generator)

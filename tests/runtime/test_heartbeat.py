@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_compat.features import progress
-from vllm_compat.runtime import heartbeat
+from vllm_compat.runtime import heartbeat, run
 from vllm_compat.runtime.patching import Transaction
 
 
@@ -116,7 +116,7 @@ def test_without_the_launcher_nothing_is_watched_and_nothing_written(
 def test_a_folder_that_is_gone_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_COMPAT_STATUS", "/nowhere/at/all")
     heartbeat.phase("anything")
-    heartbeat.listen()
+    heartbeat.listen()()
 
 
 def test_an_optional_place_that_is_not_there_is_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,3 +125,63 @@ def test_an_optional_place_that_is_not_there_is_a_state(monkeypatch: pytest.Monk
     transaction.wrap("json:JSONEncoder.no_such.method", lambda *a: None, optional=True)
     assert [patch.state for patch in transaction.patches][1:] == ["absent"]
     assert sys.modules.get("json")
+
+
+def test_the_drivers_hook_does_nothing_in_a_forked_child(
+    said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", lambda *args: None)
+    transaction = Transaction()
+    progress.Progress().install(transaction, None, run.DRIVER)  # type: ignore[arg-type]
+    try:
+        child = os.fork()
+        if child == 0:
+            sys.excepthook(ValueError, ValueError("a child's own"), None)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not (tmp_path / f"{child}.json").exists()
+        sys.excepthook(ValueError, ValueError("the program's"), None)
+        assert said()["error"] == "ValueError: the program's"
+    finally:
+        transaction.revert()
+
+
+def catches() -> bool:
+    """Whether this process catches the launcher's signal, by the system's own account."""
+    (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if "SigCgt" in each]
+    return bool(int(line.split()[1], 16) >> (heartbeat.DUMP - 1) & 1)
+
+
+def test_a_process_answers_with_its_stacks_until_a_revert_and_again_after_it(
+    said: Any, tmp_path: Path
+) -> None:
+    stack = tmp_path / f"{os.getpid()}.stack"
+    for _ in range(2):
+        transaction = Transaction()
+        progress.Progress().install(transaction, None, run.WORKER)  # type: ignore[arg-type]
+        os.kill(os.getpid(), heartbeat.DUMP)
+        assert "test_a_process_answers" in stack.read_text()
+        transaction.revert()
+        # The launcher signals only whose file is there; in any other process the signal is an end.
+        assert (stack.exists(), catches()) == (False, False)
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_forked_child_answers_if_its_parent_does(said: Any, tmp_path: Path, listening: bool) -> None:
+    end = heartbeat.listen()
+    if not listening:
+        end()
+    try:
+        child = os.fork()
+        if child == 0:
+            stack = tmp_path / f"{os.getpid()}.stack"
+            if catches() != listening or stack.exists() != listening:
+                os._exit(1)
+            if listening:
+                os.kill(os.getpid(), heartbeat.DUMP)
+                heartbeat.listen()()  # what ends it in the child ends what it has begun with
+            os._exit(2 if stack.exists() or catches() else 0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert catches() == listening, "a child ends its own listening only"
+    finally:
+        end()

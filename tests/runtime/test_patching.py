@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -470,6 +470,20 @@ def test_an_attribute_of_a_live_object_goes_as_it_came(transaction: Transaction)
     assert transaction.revert() == []
     assert "step" not in vars(fresh)
     assert vars(own)["step"] is mine
+
+
+def test_what_somebody_elses_code_does_to_a_live_object_goes_as_it_came(
+    transaction: Transaction,
+) -> None:
+    live = SimpleNamespace()
+    own, kept = vars(live).setdefault("own", object()), vars(live).setdefault("kept", object())
+    before = dict(vars(live))
+    with transaction.watched(live):
+        live.own, live.new = "another", "new"
+        del live.kept
+    assert len(transaction.patches) == 3
+    assert transaction.revert() == []
+    assert (vars(live), live.own, live.kept) == (before, own, kept)
 
 
 def test_what_somebody_has_put_over_a_live_attribute_stays_and_is_told(transaction: Transaction) -> None:

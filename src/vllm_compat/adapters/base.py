@@ -69,7 +69,7 @@ class Adapter(ABC):
     """Devices that do not need it, although both releases are in its ranges."""
     decided_by: ClassVar[tuple[str, ...]] = ()
     """What decides besides vLLM, the downstream's calls of it and the device, so that no recorded
-    surface tells: ``transformers``, ``preprocessing`` or ``trainer`` (`analysis.environment`)."""
+    surface tells: ``transformers``, ``preprocessing`` or ``trainer`` (`analysis.facts`)."""
     excluded_by: ClassVar[tuple[str, ...]] = ()
     """Adapters which, where they are needed, do what this one does; the planner then leaves it out."""
     changed: ClassVar[str]

@@ -110,6 +110,81 @@ class _Admission:
         """Return how many blocks the admitted requests leave."""
         return self.capacity - sum(self.blocks(r) for r in self.admitted.values())
 
+    def hold_back(self, request: Any) -> None:
+        """Let a request wait, unless its prompt can never fit."""
+        needed = self.blocks(request)
+        if needed > self.capacity:
+            raise CapacityError(
+                f"Request {request.request_id} has {request.num_prompt_tokens} tokens and needs"
+                f" {needed} KV cache blocks, but this run has only {self.capacity}: raise"
+                " gpu_memory_utilization or the number of GPUs, or shorten the sequences."
+            )
+        self.waiting.append(request)
+
+    def let_through(self, scheduler: Any) -> None:
+        """End the requests whose prompts are computed, and admit what has room then, in order."""
+        done = [request_id for request_id, request in self.admitted.items() if _is_computed(request)]
+        self.passing = True
+        try:
+            if done:
+                _finish(scheduler, done)
+                for request_id in done:
+                    del self.admitted[request_id]
+            while self.waiting and self.blocks(self.waiting[0]) <= self.free:
+                request = self.waiting.popleft()
+                self.admitted[request.request_id] = request
+                scheduler.add_request(request)
+        finally:
+            self.passing = False
+
+    def deliver(self, scheduler: Any) -> None:
+        """Put the news of what has finished into the next output, where an earlier one was dropped."""
+        if self.undelivered:
+            scheduler.finished_req_ids |= self.undelivered
+            self.undelivered = set()
+
+    def finish(self, ids: Iterable[str], *, over: bool) -> list[str]:
+        """Return which of these requests the scheduler may end now, and forget them.
+
+        Before the call is ``over`` what waits, or is not computed to its end, goes on.
+        """
+        if over:
+            self.waiting = deque(r for r in self.waiting if r.request_id not in ids)
+        held = {request.request_id for request in self.waiting}
+        now = []
+        for request_id in ids:
+            request = self.admitted.get(request_id)
+            if request_id in held or (request is not None and not over and not _is_computed(request)):
+                continue
+            self.admitted.pop(request_id, None)
+            now.append(request_id)
+        return now
+
+
+def _is_computed(request: Any) -> bool:
+    return bool(request.num_computed_tokens >= request.num_prompt_tokens)
+
+
+class _Doors:
+    """The admission of each scheduler of the downstream."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._known: WeakKeyDictionary[Any, _Admission] = WeakKeyDictionary()
+
+    def of(self, scheduler: Any) -> _Admission | None:
+        """Return a scheduler's admission; None for one that somebody else drives."""
+        if not belongs(getattr(scheduler, "vllm_config", None), self._package):
+            return None
+        if scheduler not in self._known:
+            config = scheduler.kv_cache_config
+            self._known[scheduler] = _Admission(
+                # One block is vLLM's null block and never holds a row.
+                capacity=config.num_blocks - 1,
+                block_sizes=tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups),
+            )
+        return self._known[scheduler]
+
 
 class WholePrompts(Adapter):
     """Let every prompt be computed to its end, once, and give its place to the next."""
@@ -162,22 +237,7 @@ class WholePrompts(Adapter):
         )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
-        package = plan.roles.package
-        doors: WeakKeyDictionary[Any, _Admission] = WeakKeyDictionary()
-
-        def door(scheduler: Any) -> _Admission | None:
-            if not belongs(getattr(scheduler, "vllm_config", None), package):
-                return None
-            if scheduler not in doors:
-                config = scheduler.kv_cache_config
-                # One block is vLLM's null block and never holds a row.
-                doors[scheduler] = _Admission(
-                    capacity=config.num_blocks - 1,
-                    block_sizes=tuple(
-                        group.kv_cache_spec.block_size for group in config.kv_cache_groups
-                    ),
-                )
-            return doors[scheduler]
+        door = _Doors(plan.roles.package).of
 
         def add_request(
             wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -186,42 +246,15 @@ class WholePrompts(Adapter):
             if admission is None or admission.passing:
                 return wrapped(*args, **kwargs)
             (request,) = args or (kwargs["request"],)
-            needed = admission.blocks(request)
-            if needed > admission.capacity:
-                raise CapacityError(
-                    f"Request {request.request_id} has {request.num_prompt_tokens} tokens and needs"
-                    f" {needed} KV cache blocks, but this run has only {admission.capacity}: raise"
-                    " gpu_memory_utilization or the number of GPUs, or shorten the sequences."
-                )
-            admission.waiting.append(request)
+            admission.hold_back(request)
             return None
 
         def schedule(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             admission = door(instance)
             if admission is None:
                 return wrapped(*args, **kwargs)
-            done = [
-                request_id
-                for request_id, request in admission.admitted.items()
-                if request.num_computed_tokens >= request.num_prompt_tokens
-            ]
-            admission.passing = True
-            try:
-                if done:
-                    _finish(instance, done)
-                    for request_id in done:
-                        del admission.admitted[request_id]
-                while admission.waiting:
-                    if admission.blocks(admission.waiting[0]) > admission.free:
-                        break
-                    request = admission.waiting.popleft()
-                    admission.admitted[request.request_id] = request
-                    instance.add_request(request)
-            finally:
-                admission.passing = False
-            if admission.undelivered:
-                instance.finished_req_ids |= admission.undelivered
-                admission.undelivered = set()
+            admission.let_through(instance)
+            admission.deliver(instance)
             output = wrapped(*args, **kwargs)
             if not output.total_num_scheduled_tokens:
                 # The downstream drops this output, and with it the news of what has finished.
@@ -237,21 +270,7 @@ class WholePrompts(Adapter):
             given, *rest = args if args else (kwargs.pop("request_ids"),)
             ids: Iterable[str] = (given,) if isinstance(given, str) else tuple(given)
             call = current_call()
-            over = call is None or call.over
-            if over:
-                admission.waiting = deque(r for r in admission.waiting if r.request_id not in ids)
-            held = {request.request_id for request in admission.waiting}
-            now = []
-            for request_id in ids:
-                request = admission.admitted.get(request_id)
-                if request_id in held:
-                    continue
-                if request is not None:
-                    if not over and request.num_computed_tokens < request.num_prompt_tokens:
-                        continue
-                    del admission.admitted[request_id]
-                now.append(request_id)
-            return wrapped(now, *rest, **kwargs)
+            return wrapped(admission.finish(ids, over=call is None or call.over), *rest, **kwargs)
 
         for target, wrapper in zip(self.targets, (add_request, schedule, finish_requests), strict=True):
             transaction.wrap(target, wrapper)

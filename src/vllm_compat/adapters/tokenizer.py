@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need, supplying
-from vllm_compat.analysis.environment import preprocessing_of
+from vllm_compat.analysis.facts import preprocessing_of
 from vllm_compat.runtime.context import current_build
 
 if TYPE_CHECKING:

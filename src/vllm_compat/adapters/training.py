@@ -1,21 +1,28 @@
-"""The downstream's trainer: a verifier that is nested, and remote code (Kimi-K2.5)."""
+"""The downstream's trainer: a nested verifier, remote code, and the layers that a draft must name."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.analysis.environment import trainer_of
+from vllm_compat.analysis.facts import trainer_of
+from vllm_compat.errors import UsageError
 from vllm_compat.runtime.context import current_build, is_making_draft, making_draft
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Transaction
 
+logger = logging.getLogger("vllm_compat")
+
 _NORM = "model.norm.weight"
 _KEY = "_vllm_compat_verifier_norm"
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class VerifierConfig(Adapter):
@@ -91,7 +98,6 @@ class VerifierConfig(Adapter):
 def _text_config_of_remote_code(path: str) -> dict[str, Any] | None:
     """Return ``text_config`` of a model whose configuration is remote code to this transformers."""
     from vllm_compat.analysis.layer_ids import read_config
-    from vllm_compat.errors import UsageError
 
     try:
         config = read_config(Path(path) if Path(path).exists() else path)
@@ -248,3 +254,118 @@ def _weight_names(model_path: str) -> set[str]:
         return set()
     with safe_open(single, framework="pt") as file:
         return set(file.keys())
+
+
+class LayerIds(Adapter):
+    """Let the draft's configuration name the layers that it was trained on."""
+
+    name = "training.layer_ids"
+    order = 1005
+    targets = ("speculators.train.data:Eagle3SampleFileDataset.__init__", "{draft}.save_pretrained")
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing: a draft that names no layers is served with the model's own choice, (2, n // 2, n - 3)"
+        " in vLLM's numbering, which counts from the embedding (vllm#50170): each is one layer below"
+        " what stock extracts."
+    )
+    pull_requests = ("vllm#50170",)
+    relies = (
+        "Saves the draft without eagle_aux_hidden_state_layer_ids: its configuration is made without"
+        " them, and data_config.json, which tells them, is not read."
+    )
+    does = (
+        "While a draft that names none is saved, its configuration names the auxiliary layers of the"
+        " data_config.json beside the files that it was trained on, in vLLM's numbering. Where these"
+        " files tell no layers, or several, the draft is saved as ever, and a warning says so."
+    )
+    decided_by = ("trainer",)
+    shown_in = ("tests/e2e/test_pipeline.py",)
+    until = "speculators 0.4 is out of use; 0.5.0 writes them itself."
+    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
+    shown_by = (
+        "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the saved config.json names no layers, and vLLM"
+        " serves the draft with states of other layers (the demo's loss is higher with those)"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        trainer = trainer_of(case.environment)
+        if trainer is None:
+            return None
+        return Need(
+            f"the draft of {trainer.site} is saved without the layers that it was trained on",
+            targets=(f"{trainer.draft}.save_pretrained",),
+        )
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        opened: set[Path] = set()
+
+        def open_files(
+            wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            opened.update(_folders(inspect.signature(wrapped).bind(*args, **kwargs).arguments))
+            return wrapped(*args, **kwargs)
+
+        def save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            config = instance.config
+            if getattr(config, _LAYER_IDS, None):
+                return wrapped(*args, **kwargs)
+            try:
+                ids = extracted_layer_ids(opened)
+            except UsageError as error:
+                logger.warning(
+                    "The draft is saved without %s: %s vLLM then serves it with layers of its own"
+                    " choice: write into its config.json what `vllm-compat layers` prints.",
+                    _LAYER_IDS,
+                    error,
+                )
+                return wrapped(*args, **kwargs)
+            setattr(config, _LAYER_IDS, [k + 1 for k in ids[:-1]])
+            try:
+                return wrapped(*args, **kwargs)
+            finally:
+                setattr(config, _LAYER_IDS, None)
+
+        dataset, *drafts = self.targets_of(plan)
+        transaction.wrap(dataset, open_files)
+        for target in drafts:
+            transaction.wrap(target, save)
+
+
+def _folders(arguments: Mapping[str, Any]) -> set[Path]:
+    """Return the folders of a dataset's files: what it was given, a folder or a list of files."""
+    folder, files = arguments.get("datapath"), arguments.get("file_list") or ()
+    return {Path(file).absolute().parent for file in files} | (
+        {Path(folder).absolute()} if folder else set()
+    )
+
+
+def extracted_layer_ids(folders: Iterable[Path]) -> list[int]:
+    """Return the layer ids of extracted files in these folders, as their data_config.json has them.
+
+    In the in-process numbering; the last is the verifier's last.
+
+    Raises:
+        UsageError: No folder tells them, or they cannot be told.
+    """
+    found: dict[tuple[int, ...], Path] = {}
+    for folder in sorted(folders):
+        file = folder / "data_config.json"
+        try:
+            ids = json.loads(file.read_text(encoding="utf-8"))["hidden_states"]["layer_ids"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{file}, which would name the layers of the files there, cannot be read."
+            ) from None
+        if not isinstance(ids, list) or len(ids) < 2 or not all(type(k) is int for k in ids):
+            raise UsageError(f"{file} has layer_ids that are no list of two numbers or more: {ids!r}.")
+        if ids != sorted(ids):
+            raise UsageError(
+                f"{file} names the layers {ids}: the files have them in that order where vllm_compat"
+                " was in force, and by rising number where stock ran alone."
+            )
+        found[tuple(ids)] = file
+    if len(found) != 1:
+        said = " and ".join(f"{file} says {list(ids)}" for ids, file in found.items())
+        raise UsageError(f"{said}." if said else "No file that it was trained on is known.")
+    return list(next(iter(found)))

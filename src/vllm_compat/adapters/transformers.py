@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.analysis.environment import TORCH_FOR_TYPING, missing_names
+from vllm_compat.analysis.facts import missing_names, names_torch_for_typing
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -36,7 +36,7 @@ class TorchAnnotation(Adapter):
     )
 
     def need(self, case: Case) -> Need | None:
-        if TORCH_FOR_TYPING not in case.environment.features:
+        if not names_torch_for_typing(case.environment):
             return None
         return Need(
             f"transformers {case.environment.version('transformers')} imports torch for type checking"

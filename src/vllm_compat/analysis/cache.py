@@ -63,8 +63,9 @@ class Memory:
         """Our own source and records, the interpreter's version: what answers also depend on."""
         root = Path(__file__).parents[1]
         parts: list[object] = [sys.version]
-        analysis = ("analysis", "analysis/callsites", "analysis/surface")
-        rooms = ("", *analysis, "adapters", "commands", "data", "data/surfaces")
+        analysis = ("analysis", "analysis/callsites", "analysis/drift", "analysis/surface")
+        commands = ("commands", "commands/checking")
+        rooms = ("", *analysis, "adapters", *commands, "data", "data/surfaces")
         for folder in (root / room for room in rooms):
             with os.scandir(folder) as found:
                 names = sorted(e.name for e in found if e.name.endswith((".py", ".json", ".xz")))

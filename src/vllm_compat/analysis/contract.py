@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 class SiteKind(str, Enum):
@@ -106,7 +107,15 @@ class Contract:
 
     def calls(self, symbol: str) -> tuple[CallSite, ...]:
         """Return the calls of that vLLM symbol."""
-        return tuple(s for s in self.sites if s.kind is SiteKind.CALL and s.symbol == symbol)
+        return self._calls.get(symbol, ())
+
+    @cached_property
+    def _calls(self) -> dict[str, tuple[CallSite, ...]]:
+        found: dict[str, list[CallSite]] = {}
+        for site in self.sites:
+            if site.kind is SiteKind.CALL:
+                found.setdefault(site.symbol, []).append(site)
+        return {symbol: tuple(sites) for symbol, sites in found.items()}
 
     def others(self, callee: str) -> tuple[CallSite, ...]:
         """Return the calls of something that is not vLLM's, by the callee's source text."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import read_contract
-from vllm_compat.analysis.environment import Environment, read_environment, read_features
+from vllm_compat.analysis.environment import Environment, read_environment
+from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.server_flow import IN_PROCESS, UNSERVED, in_server_flow, release_of
 from vllm_compat.analysis.surface import open_surface

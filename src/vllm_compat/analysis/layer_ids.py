@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.analysis.streams import refusal, streams_of
 from vllm_compat.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -65,6 +66,7 @@ class LayerMap:
     ``layers`` is the number of decoder layers, ``selection`` is ``auto`` or ``given``, ``asked``
     the ids in the order asked for. ``draft_ids`` is what ``eagle_aux_hidden_state_layer_ids`` must
     be for a draft trained on these data, ``vllm_default_ids`` what vLLM takes where it is absent.
+    ``streams`` is how many residual streams the model carries; with more than one, nothing is extracted.
     ``bytes_per_token`` is the size of a token's states in the model's dtype, None where the
     configuration does not tell the width.
     """
@@ -80,6 +82,7 @@ class LayerMap:
     vllm_default_ids: tuple[int, ...]
     bytes_per_token: int | None
     notes: tuple[str, ...] = ()
+    streams: int = 1
 
 
 def layers_of(
@@ -113,6 +116,8 @@ def layers_of(
     width = width if isinstance(width, int) else None
     dtype = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if c.get(k)), "")
     architectures = config.get("architectures") or ["unknown architecture"]
+    streams = streams_of(config).number
+    several = refusal(config, str(model))
     return LayerMap(
         model=str(model),
         architecture=str(architectures[0]),
@@ -123,8 +128,9 @@ def layers_of(
         entries=entries,
         draft_ids=tuple(layer.vllm_id for layer in entries[:-1]),
         vllm_default_ids=(2, count // 2, count - 3),
-        bytes_per_token=width * len(asked) * _BYTES.get(str(dtype), 2) if width else None,
-        notes=tuple(_notes(asked, count, selection)),
+        bytes_per_token=width * streams * len(asked) * _BYTES.get(str(dtype), 2) if width else None,
+        notes=(*([several] if several else []), *_notes(asked, count, selection)),
+        streams=streams,
     )
 
 
@@ -268,6 +274,8 @@ def render(layer_map: LayerMap, form: str = "text") -> str:
         raise UsageError(f"There is no form {form!r} of the layers: choose text or json.")
     m = layer_map
     width = f" of {m.hidden_size}" if m.hidden_size else ""
+    if m.streams > 1:
+        width += f", {m.streams} streams a token"
     chosen = "stock's own choice" if m.selection == "auto" else "given"
     weight = f", {m.bytes_per_token:,} bytes a token" if m.bytes_per_token else ""
     below = [k - 1 for k in m.vllm_default_ids]

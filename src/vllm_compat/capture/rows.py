@@ -63,6 +63,11 @@ class RowStore:
         if len(captured) != self.layers:
             raise GuardError(f"{len(captured)} of {self.layers} layers were captured in a step.")
         for index, tensor in enumerate(captured):
+            if getattr(tensor, "ndim", 2) != 2:
+                raise GuardError(
+                    f"Captured layer number {index} is of shape {list(tensor.shape)}: a layer of several"
+                    " residual streams a token, which has no one row for it."
+                )
             if len(tensor) < total:
                 raise GuardError(
                     f"Captured layer number {index} has {len(tensor)} rows for {total} tokens: the"

@@ -46,7 +46,14 @@ def bind(
     for missing, present in ((old, new), (new, old)):
         if not hasattr(base, missing) and hasattr(base, present):
             transaction.set_attribute(base, missing, getattr(base, present))
-    with _found(model, base, transaction), _supported(module, transaction):
+    # The downstream puts its forward on the live model, and its notes on the extension: what it changes
+    # is in the transaction, so that a revert gives the model's own forward back.
+    with (
+        _found(model, base, transaction),
+        _supported(module, transaction),
+        transaction.watched(extension),
+        transaction.watched(base),
+    ):
         setup()
 
     def deliver(receive: Callable[[list[Any]], None]) -> None:

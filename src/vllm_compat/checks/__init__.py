@@ -21,7 +21,7 @@ def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], d
     All of them belong to the driver: it builds the generator, adds the requests and asks the workers.
     ``report_rank`` runs in each worker and returns what is in force there.
     """
-    from vllm_compat.analysis.environment import preprocessing_of
+    from vllm_compat.analysis.facts import preprocessing_of
     from vllm_compat.checks import batch, dataset, ranks
 
     of_batch = transaction.owned_by("check: batch")

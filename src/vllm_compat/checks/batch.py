@@ -15,18 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from vllm_compat.checks import misread
 from vllm_compat.checks.canary import check_canary, has_router
 from vllm_compat.errors import GuardError
-from vllm_compat.runtime import context, heartbeat, run_record
+from vllm_compat.runtime import context, heartbeat, run, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Wrapper
 
 
-_CANARY = "_vllm_compat_canary"
+class _Agreed:
+    """The generators of this run whose canary has agreed."""
+
+    def __init__(self) -> None:
+        self.generators: WeakSet[Any] = WeakSet()
 
 
 def grammar_or_none(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -109,16 +114,14 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
                     if batch is given and (named := name_prompt(str(error), call.prompts, before)):
                         raise GuardError(f"{str(error).rstrip('.')}. {named}") from error
                     raise
-                finally:
-                    call.over = True
-                    _abandon(instance.scheduler, call)
 
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
         heartbeat.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
-            if canary and _CANARY not in instance.__dict__:
+            agreed = run.current().part(_Agreed).generators
+            if canary and instance not in agreed:
 
                 def again(batch: list[list[int]]) -> Any:
                     if args:
@@ -126,7 +129,7 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
                     return once(batch, **{**kwargs, "token_ids": batch})[0]
 
                 seen = check_canary(again, prompts, results, routed=_has_router(instance))
-                instance.__dict__[_CANARY] = seen
+                agreed.add(instance)
                 run_record.note(str(seen))
             run_record.add(results)
             return results
@@ -194,13 +197,6 @@ def _dead(workers: Sequence[Any]) -> str:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
             ended.append(f"the worker of rank {rank} (pid {process.pid}) {how}")
     return f"{', '.join(ended)}; " if ended else ""
-
-
-def _abandon(scheduler: Any, call: context.Call) -> None:
-    """Take out of the scheduler what a call has left there, whole or failed."""
-    from vllm.v1.request import RequestStatus
-
-    scheduler.finish_requests(list(call.prompts), RequestStatus.FINISHED_ABORTED)
 
 
 def check_prompts(given: Any, vocabulary: int | None = None) -> None:

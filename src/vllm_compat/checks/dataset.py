@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_compat.analysis.environment import Preprocessing
+from vllm_compat.analysis.facts import Preprocessing
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime import run_record
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.analysis import misread
 from vllm_compat.analysis.layer_ids import read_config
+from vllm_compat.analysis.streams import refusal
 from vllm_compat.errors import IncompatibleError, UsageError
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ def refuse(model: str, ranks: int, plan: Plan) -> None:
         IncompatibleError: Names the layer's class and file, why, and what to do.
     """
     try:
-        named = misread.architectures_of(read_config(model))
+        config = read_config(model)
     except UsageError:
         return
-    _refuse_named(named, ranks, plan)
+    _refuse_streams(config, model)
+    _refuse_named(misread.architectures_of(config), ranks, plan)
 
 
 def refuse_configured(vllm_config: Any, plan: Plan) -> None:
@@ -36,10 +38,17 @@ def refuse_configured(vllm_config: Any, plan: Plan) -> None:
     Raises:
         IncompatibleError: As `refuse`.
     """
-    config = getattr(getattr(vllm_config, "model_config", None), "hf_config", None)
+    model = getattr(vllm_config, "model_config", None)
+    config = getattr(model, "hf_config", None)
+    _refuse_streams(config, str(getattr(model, "model", "This model")))
     ranks = getattr(vllm_config.parallel_config, "tensor_parallel_size", 1)
     named = getattr(config, "architectures", None) or ()
     _refuse_named(tuple(map(str, named)), ranks, plan, vllm_config)
+
+
+def _refuse_streams(config: Any, model: str) -> None:
+    if sentence := refusal(config, model):
+        raise IncompatibleError(sentence)
 
 
 def _refuse_named(named: tuple[str, ...], ranks: int, plan: Plan, configured: Any = None) -> None:

@@ -31,12 +31,8 @@ def compared(plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> Wrappe
             check_fork()
         result = wrapped(*args, **kwargs)
         if ours:
-            try:
-                reports = instance.collective_rpc(report_rank)
-                compare_ranks(reports, plan.digest, os.environ)
-            except Exception:
-                instance.shutdown()
-                raise
+            reports = instance.collective_rpc(report_rank)
+            compare_ranks(reports, plan.digest, os.environ)
             run.current().part(Engines).add(instance, reports)
         return result
 

@@ -59,24 +59,68 @@ is requests, copies and checks."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``vllm-compat bench``."""
-    parser.add_argument("--model", help="a model's folder or hub id; random weights without it")
-    parser.add_argument("--shape", choices=SHAPES, help="of the random weights (tiny)")
+    parser.add_argument("--model", help="a model's folder or hub id (default: random weights)")
     parser.add_argument(
-        "--batch", action="append", default=[], metavar="NxT", help="prompts x tokens (8x512)"
-    )
-    parser.add_argument("--calls", type=int, default=5, metavar="N", help="timed calls a batch (5)")
-    parser.add_argument("--modes", default=",".join(DEFAULT_MODES), help=f"of {','.join(MODES)}")
-    parser.add_argument("--layer-ids", type=int, nargs="+", metavar="K", help="(stock's own choice)")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N", help="(default: 1)")
-    parser.add_argument(
-        "--gpu-memory-utilization", type=float, default=0.8, metavar="F", help="(default: 0.8)"
+        "--shape", choices=SHAPES, help="size of the model with random weights (default: tiny)"
     )
     parser.add_argument(
-        "--save", action="append", default=[], metavar="DIR", help="also save into a new folder there"
+        "--batch",
+        action="append",
+        default=[],
+        metavar="NxT",
+        help="N prompts of T tokens each; may be given more than once (default: 8x512)",
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        default=5,
+        metavar="N",
+        help="calls that are timed, for each batch (default: 5)",
+    )
+    parser.add_argument(
+        "--modes",
+        default=",".join(DEFAULT_MODES),
+        metavar="MODES",
+        help=f"what to compare, some of {','.join(MODES)} (default: {','.join(DEFAULT_MODES)})",
+    )
+    parser.add_argument(
+        "--layer-ids",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="speculators' ids of the layers to extract (default: stock's own choice)",
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many GPUs one copy of the model is spread over (default: 1)",
+    )
+    parser.add_argument(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.8,
+        metavar="F",
+        help="share of a GPU's memory that vLLM may use (default: 0.8)",
+    )
+    parser.add_argument(
+        "--save",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also measure saving, into a new folder in this one",
     )
     parser.add_argument("--out", metavar="FILE", help="write the record to this JSON file")
-    parser.add_argument("--plot", metavar="FILE", help="draw it (.svg, .png; needs matplotlib)")
-    parser.add_argument("--from", dest="source", metavar="FILE", help="draw an existing record")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the result to this file (.svg or .png; needs matplotlib)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="measure nothing: draw this record of an earlier --out",
+    )
     parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.cache import Memory
+    from vllm_compat.analysis.surface.model import Surface
     from vllm_compat.commands.report.changes import Difference
     from vllm_compat.commands.report.model import Report
 
@@ -30,18 +31,20 @@ DEVICES = ("cpu", "cuda", "rocm")
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``vllm-compat check``."""
     parser.description = (
-        "Say whether a downstream runs on a vLLM, as it is or with vllm_compat, before anything is"
-        " loaded. Only source is read. Exit status: 0 usable, 1 incompatible, 2 usage error, 3"
-        " unknown; of several pairs, that of the one worst off. speculators 0.5 and later take hidden"
-        " states from a vLLM server, which is not served yet: unknown, with the hazards that are known."
+        "Say whether speculators, or another library that uses vLLM's internals, runs on a vLLM, as it"
+        " is or with vllm_compat, before anything is loaded. Only source is read. Exit status: 0 usable,"
+        " 1 incompatible, 2 usage error, 3 unknown; of several pairs, that of the worst. speculators 0.5"
+        " and later take hidden states from a vLLM server, which is not served yet: unknown, with the"
+        " hazards that are known."
     )
     parser.add_argument(
         "--downstream",
         action="append",
         default=[],
         metavar="NAME|PATH|WHEEL",
-        help="the library that uses vLLM: the name of an installed distribution (no version), a folder,"
-        " a wheel or an sdist (default: the installed speculators); may be given more than once",
+        help="the library that uses vLLM: the name of an installed distribution, a release"
+        " (NAME==VERSION, installed or downloaded to this folder), a folder, a wheel or an sdist"
+        " (default: the installed speculators); may be given more than once",
     )
     parser.add_argument(
         "--vllm",
@@ -64,7 +67,9 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DEVICES,
         help="where vLLM computes (default: as the environment shows, else unknown)",
     )
-    parser.add_argument("--format", default="text", choices=FORMATS)
+    parser.add_argument(
+        "--format", default="text", choices=FORMATS, help="the form of the report (default: text)"
+    )
     parser.add_argument("--output", metavar="FILE", help="write the report there, not to stdout")
     parser.add_argument("--strict", action="store_true", help="exit with 1, not 3, where unknown")
     parser.add_argument(
@@ -82,7 +87,7 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "a recorded release, a source tree, a wheel, an sdist, or the word installed"
     parser.add_argument("a", metavar="A", help=what)
-    parser.add_argument("b", metavar="B", help="likewise")
+    parser.add_argument("b", metavar="B", help="the vLLM to compare it with, named in the same way")
     parser.add_argument(
         "--downstream",
         action="append",
@@ -100,7 +105,9 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="INTERPRETER",
         help="look in the environment of this interpreter for what is installed",
     )
-    parser.add_argument("--format", default="text", choices=DIFF_FORMATS)
+    parser.add_argument(
+        "--format", default="text", choices=DIFF_FORMATS, help="the form of the list (default: text)"
+    )
     parser.add_argument("--output", metavar="FILE", help="write it there, not to stdout")
 
 
@@ -197,7 +204,7 @@ def check(
             folder, where ``vllm-compat check`` keeps it.
 
     Returns:
-        The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with the shim"``,
+        The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with vllm_compat"``,
         ``"unknown"`` or ``"incompatible"``), the sentence ``reason``, ``findings``, ``hazards`` and
         ``plan``; ``verdict`` of the pair that is worst off; ``exit_status``, 0 usable, 1
         incompatible, 3 unknown.
@@ -239,7 +246,6 @@ def _check(
     memory: Memory,
 ) -> Report:
     from vllm_compat.analysis.downstream import find_downstream
-    from vllm_compat.analysis.surface import open_surface
     from vllm_compat.commands.checking.dating import History, Releases
     from vllm_compat.commands.checking.downstream import Source
     from vllm_compat.commands.checking.judging import judge
@@ -254,8 +260,7 @@ def _check(
         whats = [None]
     sources = [Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)]
     surfaces = [
-        releases.get(str(what)) if what in releases.versions else open_surface(what, python=python)
-        for what in whats
+        releases.get(str(what)) if what in releases.versions else _opened(what, python) for what in whats
     ]
     pairs = []
     for source in sources:
@@ -268,6 +273,21 @@ def _check(
             described = source.files.described
             pairs.append(judge(contract, surface, environment, installed, history, planned, described))
     return Report(tuple(pairs), strict)
+
+
+def _opened(what: str | Path | None, python: str | None) -> Surface:
+    from vllm_compat.analysis.surface import open_surface
+    from vllm_compat.errors import UsageError
+
+    try:
+        return open_surface(what, python=python)
+    except UsageError as error:
+        if what is not None or "is not installed" not in str(error):
+            raise
+        raise UsageError(
+            f"{str(error).rstrip('.')}: install it, name the Python of another environment (--python),"
+            " or a release, a folder or a file (--vllm)."
+        ) from error
 
 
 # Comparing.

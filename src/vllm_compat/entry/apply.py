@@ -62,7 +62,8 @@ class Status:
     ``in_force`` is False before ``apply()`` and after ``revert()``; ``plan`` is None then.
     ``seconds`` is what planning and patching took. ``left`` are patches that ``revert()`` could not
     take out of the chain because somebody has wrapped over them; they do nothing any more. ``ranks``
-    says what ``revert()`` has come to in the workers of each engine that was alive. ``role`` is
+    says what ``revert()`` has come to in the workers of each engine that was alive, and in ``status()``
+    which of them were busy then and are still patched. ``role`` is
     ``driver``, ``worker``, or ``forked`` for a copy of one of them; ``features`` are those in force.
     """
 
@@ -128,6 +129,8 @@ def apply(
         if run.current().in_force:
             _same(run.current().asked, asked)
             return status()
+        if (engines := run.current().find(Engines)) is not None:
+            engines.ask_again(revert_rank)  # of an ended run: what still runs has its patches
         begin = time.perf_counter()
         inherited = env.plan_from_environment(os.environ)
         if inherited is not None and not _of_elsewhere():
@@ -249,7 +252,8 @@ def remember(error: str) -> None:
 def revert() -> Status:
     """Take every patch of this process back and shut the door for later children.
 
-    Without anything in force it changes nothing.
+    Without anything in force it changes nothing, but asks those workers once more that were busy when an
+    earlier revert asked them. It raises nothing.
 
     In the driver, the workers of each engine that is alive are asked to take theirs back too, with one
     message and a few seconds to answer it; what came of it is in ``ranks``. The generators of these
@@ -259,35 +263,30 @@ def revert() -> Status:
     Returns:
         The status after it; ``left`` names patches that others have wrapped over.
 
-    Raises:
-        Nothing.
-
     Example:
         >>> assert not vllm_compat.revert().left
     """
     with _lock:
         env.withdraw_plan()
         mine = run.current()
+        engines = mine.find(Engines)
         if mine.transaction is None:
-            return Status(in_force=False, pid=os.getpid())
-        ranks: tuple[RankStatus, ...] = ()
-        if mine.role == DRIVER and (engines := mine.find(Engines)) is not None:
-            ranks = engines.take_back(revert_rank)
+            ranks = engines.ask_again(revert_rank) if engines is not None else ()
+            return Status(in_force=False, pid=os.getpid(), ranks=ranks)
+        ranks = engines.take_back(revert_rank) if engines is not None else ()
         left = mine.transaction.revert()
         run.end()
         return Status(in_force=False, pid=os.getpid(), left=tuple(map(_describe, left)), ranks=ranks)
 
 
 def status() -> Status:
-    """Say what is in force in this process; change nothing.
+    """Say what is in force in this process; change nothing, and raise nothing.
 
     Returns:
         ``in_force`` says whether a plan is; if so, ``plan``, ``patches`` and
         ``seconds`` as ``apply()`` returned them. A patch that waits for its module to be imported
-        has the state ``waiting``.
-
-    Raises:
-        Nothing.
+        has the state ``waiting``. ``ranks`` are those that were busy when a revert asked them and are
+        still patched; the next ``revert()`` or ``apply()`` asks them again.
 
     Example:
         >>> for patch in vllm_compat.status().patches:
@@ -295,8 +294,10 @@ def status() -> Status:
     """
     with _lock:
         mine = run.current()
+        engines = mine.find(Engines)
+        busy = engines.busy if engines is not None else ()
         if not mine.in_force:
-            return Status(in_force=False, pid=os.getpid())
+            return Status(in_force=False, pid=os.getpid(), ranks=busy)
         assert mine.transaction is not None
         return Status(
             in_force=True,
@@ -306,6 +307,7 @@ def status() -> Status:
             seconds=mine.seconds,
             role=mine.role,
             features=mine.features,
+            ranks=busy,
         )
 
 
@@ -321,7 +323,8 @@ def report_rank(worker: Any) -> dict[str, Any]:
 def revert_rank(worker: Any) -> dict[str, Any]:
     """Take the patches of this worker process back; runs in the worker, sent by the driver."""
     left: list[str] = []
-    if run.current().role != DRIVER:  # an executor without processes of its own runs in the driver
+    # An executor without processes of its own runs in the driver, which is none after a revert.
+    if run.current().role in (WORKER, FORKED):
         left = [patch.target for patch in revert().left]
     return {"rank": getattr(worker, "rank", None), "pid": os.getpid(), "left": left}
 
@@ -378,31 +381,32 @@ def _install(transaction: Transaction, plan: Plan, role: str, leave: Collection[
         adapter = by_name(step.adapter)  # one that is not known here is told in every process
         if role in step.processes and step.adapter not in leave:
             adapter.install(transaction.owned_by(step.adapter), plan)
+    features.install(transaction, plan, role, leave, beneath_checks=True)
     if role == DRIVER:
         checks.install(transaction, plan, report_rank)
-    features.install(transaction, plan, role, leave)
+    features.install(transaction, plan, role, leave, beneath_checks=False)
     if role == WORKER and _OWN_DRIVER not in leave:
         _let_it_drive(transaction.owned_by(_OWN_DRIVER), plan)
 
 
 def _become_worker(mine: Run) -> None:
-    """Take back what is the driver's alone: this process is its copy, and has taken its plan over."""
-    from vllm_compat import features
+    """Take back what is the driver's alone: this process is its copy, and has taken its plan over.
 
+    Features go all, and come back as a worker has them: one of both may do more in the driver.
+    """
     assert mine.transaction is not None
     assert mine.plan is not None
-    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes}
-    stay.update(f.name for f in features.registry() if WORKER in f.processes)
-    stay.add(_OWN_DRIVER)
+    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes} | {_OWN_DRIVER}
     patches = mine.transaction.patches
     mine.transaction.take_back([patch for patch in patches if patch.owner not in stay])
-    _install(mine.transaction, mine.plan, WORKER, {patch.owner for patch in patches})
+    leave = {patch.owner for patch in patches if patch.owner in stay}
+    _install(mine.transaction, mine.plan, WORKER, leave)
     mine.role = WORKER
 
 
 def _let_it_drive(transaction: Transaction, plan: Plan) -> None:
     """Let this worker become a driver when it builds a generator, or a dataset for step 1."""
-    from vllm_compat.analysis.environment import preprocessing_of
+    from vllm_compat.analysis.facts import preprocessing_of
 
     def wrap(target: str) -> None:
         module, _, path = target.partition(":")

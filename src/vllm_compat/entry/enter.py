@@ -22,24 +22,19 @@ def enter() -> bool:
     """
     keywords = os.environ.pop(env.VLLM_COMPAT_MAIN, None)
     if keywords is not None:
-        _listen(program=True)
+        _say_starting()
         _enter_program(keywords)
         return False
-    if env.plan_from_environment(os.environ) is None:
-        return False
-    _listen(program=False)
-    return True
+    return env.plan_from_environment(os.environ) is not None
 
 
-def _listen(*, program: bool) -> None:
-    """Let the launcher ask this process what it is doing."""
+def _say_starting() -> None:
+    """Tell the launcher that the program's process is there, before anything is planned."""
     if env.status_directory() is None:
         return
     from vllm_compat.runtime import heartbeat
 
-    heartbeat.listen()
-    if program:
-        heartbeat.phase("starting", role="program")
+    heartbeat.phase("starting", role="program")
 
 
 def _enter_program(keywords: str) -> None:

@@ -24,12 +24,13 @@ def registry() -> tuple[Feature, ...]:
     and after the wait a batch that could not be saved is refused.
     """
     from vllm_compat.features.atomic_save import AtomicSave
+    from vllm_compat.features.clean_scheduler import CleanScheduler
     from vllm_compat.features.progress import Progress
     from vllm_compat.features.resume_samples import ResumeSamples
     from vllm_compat.features.save_backlog import SaveBacklog
     from vllm_compat.features.shut_down import ShutDown
 
-    return ShutDown(), AtomicSave(), SaveBacklog(), Progress(), ResumeSamples()
+    return CleanScheduler(), ShutDown(), AtomicSave(), SaveBacklog(), Progress(), ResumeSamples()
 
 
 def names() -> tuple[str, ...]:
@@ -37,14 +38,23 @@ def names() -> tuple[str, ...]:
     return tuple(feature.name for feature in registry())
 
 
-def install(transaction: Transaction, plan: Plan, role: str, leave: Collection[str] = ()) -> None:
-    """Enlist the features of a plan that belong to a process of this role.
+def install(
+    transaction: Transaction,
+    plan: Plan,
+    role: str,
+    leave: Collection[str] = (),
+    *,
+    beneath_checks: bool,
+) -> None:
+    """Enlist the features of a plan that belong to a process of this role, beneath the checks or not.
 
-    Call it after the checks: what comes before a batch comes before all. ``leave`` names features that
-    are in force already.
+    Call it before the checks for those beneath them, and after them for the others: what comes before a
+    batch comes before all. ``leave`` names features that are in force already.
     """
     for feature in registry():
-        if role in feature.processes and feature.name not in leave and _is_on(feature, plan):
+        if feature.beneath_checks is not beneath_checks or feature.name in leave:
+            continue
+        if role in feature.processes and _is_on(feature, plan):
             feature.install(transaction.owned_by(feature.name), plan, role)
 
 

@@ -26,6 +26,8 @@ class Feature(ABC):
     """What is patched."""
     needs_launcher: ClassVar[bool] = False
     """Whether it is in force under ``vllm-compat run`` only."""
+    beneath_checks: ClassVar[bool] = False
+    """Whether it goes in before the checks, so that it is in force in each batch that they ask for."""
     processes: ClassVar[frozenset[str]] = frozenset({"driver"})
     """Where it is in force: ``driver``, ``worker`` or both."""
 

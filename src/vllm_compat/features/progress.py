@@ -8,6 +8,7 @@ program.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -32,7 +33,8 @@ class Progress(Feature):
     name = "progress"
     does = (
         "Counts the shards of vLLM's progress bar, reads the number of samples and workers' errors from"
-        " log records, and keeps the error that ends the program, for the launcher."
+        " log records, keeps the error that ends the program, for the launcher, and writes the stacks"
+        " of a process's threads when the launcher asks for them."
     )
     why = (
         "A run of hours says nothing while it loads and extracts, and vLLM's worker answers an error"
@@ -43,6 +45,7 @@ class Progress(Feature):
         "vllm.v1.executor.multiproc_executor.WorkerProc.__init__",
         "logging.Logger.makeRecord",
         "sys.excepthook",
+        "signal SIGRTMAX-2",
     )
     needs_launcher = True
     processes = frozenset({"driver", "worker"})
@@ -58,11 +61,13 @@ class Progress(Feature):
         loading = "vllm.model_executor.model_loader.weight_utils:tqdm"
         transaction.wrap(loading, _shards, optional=True)
         transaction.wrap("logging:Logger.makeRecord", _read_log, optional=True)
+        transaction.did("signal SIGRTMAX-2", heartbeat.listen())
         if role == DRIVER:
-            hook = sys.excepthook
+            hook, driver = sys.excepthook, os.getpid()
 
             def excepthook(kind: Any, error: BaseException, trace: Any) -> None:
-                if isinstance(error, Exception) and transaction.active:
+                # A forked child has this hook until it takes the plan over, and is no driver.
+                if isinstance(error, Exception) and transaction.active and os.getpid() == driver:
                     heartbeat.fail(error, "program")
                 hook(kind, error, trace)
 

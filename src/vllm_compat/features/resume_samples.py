@@ -174,6 +174,17 @@ def _set_torn_aside(path: Path, own: dict[int, str]) -> tuple[int, ...]:
     return tuple(torn)
 
 
+def count_whole(path: Path) -> int:
+    """Return how many samples of a folder are whole, those that were kept aside among them."""
+    with suppress(OSError):
+        names = os.listdir(path)
+        kept = {match[1] for name in names if (match := _ASIDE.fullmatch(name)) and match[3] == "kept"}
+        own = {name for name in names if SAMPLE.fullmatch(name)}
+        places = [path / name for name in own] + [path / kept_of(name) for name in kept - own]
+        return sum(map(is_whole, places))
+    return 0
+
+
 def put_back(path: Path) -> tuple[int, ...]:
     """Give files that were set aside and not made again their names back; return their numbers.
 

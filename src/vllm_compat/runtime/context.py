@@ -35,8 +35,8 @@ def is_downstream(parallel_config: Any, package: str) -> bool:
 class Call:
     """One ``generate()`` call: its generator and the requests it has added so far, in order.
 
-    ``prompts`` maps request ids to their prompt token ids; ``over`` is set when the call ends, so
-    that what it left in the scheduler can be taken out.
+    ``prompts`` maps request ids to their prompt token ids; ``over`` is set by the feature
+    ``clean_scheduler`` when the call ends, so that what it left in the scheduler can be taken out.
     """
 
     generator: Any
@@ -99,7 +99,9 @@ def call_of(generator: Any) -> Iterator[Call]:
 
 
 class _Calls:
-    """The ``generate()`` calls that all threads are in."""
+    """The ``generate()`` calls that all threads are in; a revert does not end them."""
+
+    outlives = True
 
     def __init__(self) -> None:
         self.under_way: list[Call] = []

@@ -59,6 +59,11 @@ class _Engine:
                 pass  # vLLM raises for all ranks where one does not answer
         return [self._status(rank, pid, replies.get(pid)) for rank, pid in self.ranks]
 
+    def unasked(self) -> list[RankStatus]:
+        """Return the ranks as they are without being asked: busy, or gone."""
+        alive = self.executor() is not None
+        return [self._status(rank, pid, None) for rank, pid in self.ranks] if alive else []
+
     @staticmethod
     def _status(rank: int, pid: int, reply: Mapping[str, Any] | None) -> RankStatus:
         if reply is not None:
@@ -67,10 +72,24 @@ class _Engine:
 
 
 class Engines:
-    """All engines of the downstream that this run has started."""
+    """All engines of the downstream that have been started with a plan in force.
+
+    One whose workers were busy when they were asked outlives the revert, and is asked again with the
+    next ``revert()`` or ``apply()``, until they have answered or are gone.
+    """
+
+    outlives = True
 
     def __init__(self) -> None:
         self._known: list[_Engine] = []
+        self._busy: list[_Engine] = []
+
+    @property
+    def busy(self) -> tuple[RankStatus, ...]:
+        """The ranks that were asked, have not answered and are alive: they are still patched."""
+        return tuple(
+            status for engine in self._busy for status in engine.unasked() if status.state == "busy"
+        )
 
     def add(self, executor: Any, reports: Sequence[Mapping[str, Any]]) -> None:
         """Remember an engine whose ranks have reported."""
@@ -87,7 +106,18 @@ class Engines:
 
         ``ask`` runs in each worker. The generators refuse further calls, whatever the workers answer.
         """
-        return tuple(status for engine in self._known for status in engine.take_back(ask))
+        self._busy, self._known = [*self._busy, *self._known], []
+        return self.ask_again(ask)
+
+    def ask_again(self, ask: Callable[[Any], Mapping[str, Any]]) -> tuple[RankStatus, ...]:
+        """Ask those that were busy once more."""
+        found: list[RankStatus] = []
+        for engine in list(self._busy):
+            ranks = engine.take_back(ask)
+            if all(rank.state != "busy" for rank in ranks):
+                self._busy.remove(engine)
+            found += ranks
+        return tuple(found)
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:

@@ -6,8 +6,9 @@ of the run keeps one small file there, ``<pid>.json``, replaced as a whole when 
 :mod:`vllm_compat.commands.run.watch` reads them. Nothing here may disturb a run: a state that cannot be
 written is dropped, and that is said once.
 
-A process that has entered also answers a signal (:data:`DUMP`) with the stacks of its threads, in
-``<pid>.stack``; Python's ``faulthandler`` writes them, so that this works in a process that hangs in C.
+A process in which the feature ``progress`` is in force also answers a signal (:data:`DUMP`) with the
+stacks of its threads, in ``<pid>.stack``; Python's ``faulthandler`` writes them, so that this works in
+a process that hangs in C.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Said:
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
-        self.stacks: Any = None
+        self.listener: Listener | None = None
         self.lock = threading.RLock()  # a signal handler may interrupt whoever holds it
         self.complained: set[str] = set()
 
@@ -148,23 +149,56 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def listen() -> None:
-    """Answer :data:`DUMP` with this process's stacks; its forked children will too."""
-    if env.status_directory() is None:
-        return
-    _register()
-    os.register_at_fork(after_in_child=_register)
+class Listener:
+    """Answers :data:`DUMP` in this process, and in its forked children, until it is told to stop."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+        self._path = ""
+        self._on = False
+        # Nothing can be taken out of this list of Python's: what stands there does nothing while off.
+        os.register_at_fork(after_in_child=self._forked)
+
+    def begin(self) -> None:
+        """Answer from now on, where the launcher has named a folder."""
+        folder = env.status_directory()
+        if folder is None:
+            return
+        import faulthandler
+
+        self._path, self._on = os.path.join(folder, f"{os.getpid()}.stack"), True
+        try:
+            self._file = open(self._path, "wb", buffering=0)  # noqa: SIM115 (it must stay open)
+            faulthandler.register(DUMP, file=self._file, all_threads=True, chain=False)
+        except (OSError, AttributeError, RuntimeError, ValueError):
+            pass
+
+    def end(self) -> str:
+        """Answer no more: the launcher signals only whose file is there, and the signal ends others."""
+        if not self._on:
+            return "reverted"
+        import faulthandler
+
+        self._on = False
+        with suppress(OSError):
+            os.unlink(self._path)
+        with suppress(AttributeError, RuntimeError, ValueError):
+            faulthandler.unregister(DUMP)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        return "reverted"
+
+    def _forked(self) -> None:
+        if self._on:
+            run.current().part(Said).listener = self  # what stops the child must find it
+            self.begin()
 
 
-def _register() -> None:
-    folder = env.status_directory()
-    if folder is None:
-        return
-    import faulthandler
-
-    try:
-        file = open(os.path.join(folder, f"{os.getpid()}.stack"), "wb", buffering=0)  # noqa: SIM115
-        run.current().part(Said).stacks = file  # it must stay open
-        faulthandler.register(DUMP, file=file, all_threads=True, chain=False)
-    except (OSError, AttributeError, RuntimeError, ValueError):
-        pass
+def listen() -> Callable[[], str]:
+    """Answer :data:`DUMP` with this process's stacks, and in forked children; return what ends it."""
+    mine = run.current().part(Said)
+    if mine.listener is None:
+        mine.listener = Listener()
+    mine.listener.begin()
+    return mine.listener.end

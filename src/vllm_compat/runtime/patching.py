@@ -246,6 +246,19 @@ class Transaction:
         return patch
 
     @contextmanager
+    def watched(self, obj: Any) -> Iterator[None]:
+        """Enlist what a block, somebody else's code, changes among a live object's own attributes."""
+        before = dict(vars(obj))
+        try:
+            yield
+        finally:
+            now = dict(vars(obj))
+            for name in before.keys() | now.keys():
+                was, value = before.get(name, _MISSING), now.get(name, _MISSING)
+                if was is not value:
+                    self.did(f"{_kind(obj)}.{name} of one object", _put_back(obj, name, was, value))
+
+    @contextmanager
     def lent(self, obj: Any, name: str, value: Any) -> Iterator[None]:
         """Give a live object an attribute of its own for the length of a block."""
         patch = self.set_attribute(obj, name, value)
@@ -351,6 +364,21 @@ def _undo(patches: Sequence[Patch]) -> None:
 def _then(function: Callable[[], object]) -> Callable[[], str]:
     def undo() -> str:
         function()
+        return "reverted"
+
+    return undo
+
+
+def _put_back(obj: Any, name: str, was: Any, value: Any) -> Callable[[], str]:
+    """Return what gives an object its own attribute back, unless somebody has changed it since."""
+
+    def undo() -> str:
+        if vars(obj).get(name, _MISSING) is not value:
+            return "inert"
+        if was is _MISSING:
+            del vars(obj)[name]
+        else:
+            vars(obj)[name] = was
         return "reverted"
 
     return undo

@@ -130,8 +130,7 @@ def run_pipeline(folder: Path, *, workers: int = 8, without: Sequence[str] = ())
         "train.py", "--verifier-name-or-path", model, "--data-path", data, "--save-path",
         folder / "draft", "--d2t-path", folder / "d2t.npy", "--t2d-path", folder / "t2d.npy",
         "--total-seq-len", "512", "--epochs", "5", "--lr", "1e-3", "--ttt-steps", "1",
-        "--metrics", folder / "metrics.jsonl", "--aux-layer-ids", *map(str, layers.draft_ids),
-        "--evaluate", folder / "right", folder / "shifted",
+        "--metrics", folder / "metrics.jsonl", "--evaluate", folder / "right", folder / "shifted",
     )  # fmt: skip
     steps.begin("judging", "ids and masks against a fast tokenizer, rows against transformers")
     verdict = Verdict()

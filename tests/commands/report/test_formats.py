@@ -151,7 +151,7 @@ def test_a_matrix_has_every_release_and_what_stands_in_the_way(form: str) -> Non
 
 def test_what_is_not_put_in_force_is_not_called_in_force() -> None:
     assert "in force, and why" in render(report("repaired"), "text")
-    assert "none is put in force" in render(report("unmet"), "text")
+    assert "none is applied" in render(report("unmet"), "text")
 
 
 @pytest.mark.parametrize("form", ["text", "json", "markdown", "junit", "github"])

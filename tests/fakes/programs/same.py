@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -52,10 +53,19 @@ def modules() -> set[str]:
     return {name for name in sys.modules if name.partition(".")[0] in FAKES}
 
 
+def caught() -> int:
+    """Return how many signals this process catches, by the system's account."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("SigCgt")]
+    return int(line.split()[1], 16).bit_count()
+
+
 # Held, so that no address is used twice.
 BORN = attributes()
 MODULES = modules()
 ENVIRONMENT = dict(os.environ)
+HOOK = sys.excepthook
+CAUGHT = caught()
 
 
 def others() -> list[str]:
@@ -81,6 +91,7 @@ def traces() -> dict[str, Any]:
         "environment": sorted(name for name in theirs if name in os.environ),
         "finders": [f.name for f in sys.meta_path if type(f).__module__.startswith("vllm_compat")],
         "handlers": len(logging.getLogger().handlers),
+        "signals": caught() - CAUGHT,
     }
 
 
@@ -89,7 +100,14 @@ def look(worker: Any) -> dict[str, Any]:
     status = vllm_compat.status()
     patched = [patch.target for patch in status.patches if patch.state == "in force"]
     own = [name for name in vars(worker) if name.startswith("_vllm_compat")]
-    return {"in_force": status.in_force, "role": status.role, "patched": patched, "own": own, **traces()}
+    return {
+        "in_force": status.in_force,
+        "role": status.role,
+        "patched": patched,
+        "own": own,
+        "own_hook": sys.excepthook is not HOOK,
+        **traces(),
+    }
 
 
 def driver() -> None:

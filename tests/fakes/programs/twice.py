@@ -8,6 +8,7 @@ checks, which want real tensors, are left out.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import logging
@@ -31,7 +32,7 @@ from vllm_compat import checks
 from vllm_compat.checks import batch
 from vllm_compat.errors import GuardError
 from vllm_compat.features import atomic_save, save_backlog
-from vllm_compat.runtime import run_record
+from vllm_compat.runtime import context, run_record
 
 FOLDER = Path(sys.argv[1])
 ROUNDS = 3
@@ -83,6 +84,7 @@ disk = {"full": False}
 torch.Tensor, torch.strided, torch.save = Tensor, "strided", save
 torch.load = lambda path, **kwargs: pickle.loads(Path(path).read_bytes()[len(b"begun") :])
 VllmHiddenStatesGenerator.generate = computed
+VllmHiddenStatesGenerator.__init__ = lambda self: None
 checks.install = lambda *args: None
 batch.look_at = batch.check_layers = lambda *args: None
 atomic_save.PATIENCE = 0.01
@@ -130,6 +132,53 @@ def use_atomic_save(number: int) -> list[Any]:
     seen += [len(names(folder)) - first, answer([1])]
     vllm_compat.apply()
     seen += [put(folder, first + 1), answer([1]), record()["failed"]]
+    return seen
+
+
+def use_clean_scheduler(number: int) -> list[Any]:
+    """What a batch has left in the scheduler is ended while the feature is in force."""
+
+    def ended() -> list[Any]:
+        generator, found = Generator(), []
+        generator.scheduler = types.SimpleNamespace(finish_requests=lambda ids, how: found.append(ids))
+        with context.call_of(generator) as call:
+            call.prompts["r0"] = [1]
+            generator.generate([[1]])
+        return found
+
+    seen = [ended()]
+    vllm_compat.revert()
+    seen.append(ended())
+    vllm_compat.apply()
+    return [*seen, ended()]
+
+
+def use_shut_down(number: int) -> list[Any]:
+    """What waits for the interpreter's end goes with the revert."""
+    waiting: list[Any] = []
+    born = atexit.register, atexit.unregister
+
+    def forget(function: Any) -> None:
+        waiting[:] = [each for each in waiting if each is not function]
+
+    def count() -> int:
+        return sum(function.__name__ == "shut_down" for function in waiting)
+
+    atexit.register, atexit.unregister = waiting.append, forget
+    try:
+        VllmHiddenStatesGenerator()
+        seen = [count()]
+        vllm_compat.revert()
+        seen.append(count())
+        VllmHiddenStatesGenerator()
+        seen.append(count())
+        vllm_compat.apply()
+        VllmHiddenStatesGenerator()
+        seen.append(count())
+        vllm_compat.revert()
+        vllm_compat.apply()
+    finally:
+        atexit.register, atexit.unregister = born
     return seen
 
 

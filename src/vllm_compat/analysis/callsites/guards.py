@@ -26,13 +26,11 @@ class Guards(Reading):
 
     def is_test(self, node: ast.expr) -> bool:
         """Whether an expression asks for a version or a feature, itself or through a name."""
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name):
-                if inner.id in self.package.tests or _VERSION_TEST.search(inner.id):
-                    return True
-            elif isinstance(inner, ast.Attribute) and _VERSION_TEST.search(inner.attr):
-                return True
-        return False
+        asked = self.package.questions.get(node)
+        if asked is None:
+            asked = self.package.questions[node] = _asks(node)
+        itself, names = asked
+        return itself or not self.package.tests.isdisjoint(names)
 
     def guards_of(self, node: ast.expr) -> tuple[str, ...]:
         """Return the guards around, and a test's source if it asks for a version or feature of vLLM."""
@@ -58,6 +56,14 @@ class Guards(Reading):
                 paths = self.glance(part.args[0]).paths
                 if len(paths) == 1 and is_vllm(paths[0]):
                     yield f"{paths[0]}.{name}"
+
+
+def _asks(node: ast.expr) -> tuple[bool, frozenset[str]]:
+    """Return whether an expression asks for a version or a feature itself, and the names in it."""
+    inner = list(ast.walk(node))
+    names = frozenset(part.id for part in inner if isinstance(part, ast.Name))
+    attributes = {part.attr for part in inner if isinstance(part, ast.Attribute)}
+    return any(map(_VERSION_TEST.search, names | attributes)), names
 
 
 def conjuncts(test: ast.expr) -> list[ast.expr]:

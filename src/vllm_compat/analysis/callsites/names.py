@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+from vllm_compat.analysis.annotations import Dots, Either, Form, Generic, Named, form_of_node
 from vllm_compat.analysis.callsites.guards import Guards, conjuncts
 from vllm_compat.analysis.callsites.values import NOTHING, Value, is_class_name, is_vllm
 from vllm_compat.analysis.contract import SiteKind
@@ -133,39 +134,31 @@ class Names(Guards):
 
     def annotated(self, node: ast.expr | None) -> Value:
         """Return the value that an annotation promises."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            try:
-                return self.annotated(ast.parse(node.value, mode="eval").body)
-            except SyntaxError:
-                return NOTHING
-        if isinstance(node, ast.BinOp):
-            return self.annotated(node.left) | self.annotated(node.right)
-        if isinstance(node, ast.Subscript):
-            return self._promised_by_generic(node)
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            paths = tuple(path for path in self.glance(node).paths if self._may_be_class(path))
+        return self._promised(form_of_node(node)) if node is not None else NOTHING
+
+    def _promised(self, form: Form) -> Value:
+        if isinstance(form, Either):
+            value = NOTHING
+            for part in form.parts:
+                value = value | self._promised(part)
+            return value
+        if isinstance(form, Generic):
+            return self._promised_by_generic(form)
+        if isinstance(form, Named):
+            paths = tuple(p for p in self.glance(form.node).paths if self._may_be_class(p))
             return Value(paths, True) if paths else NOTHING
         return NOTHING
 
-    def _promised_by_generic(self, node: ast.Subscript) -> Value:
-        name = ast.unparse(node.value).rsplit(".", 1)[-1]
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if name in ("Optional", "Union"):
-            return self._any_of(parts)
+    def _promised_by_generic(self, form: Generic) -> Value:
+        name, parts = form.last, form.parts
         if name in _FIRST:
-            return self.annotated(parts[0])
+            return self._promised(parts[0])
         if name in ("type", "Type"):
-            return Value(self.annotated(parts[0]).paths)
-        many = name in ("tuple", "Tuple") and len(parts) == 2 and is_ellipsis(parts[1])
+            return Value(self._promised(parts[0]).paths)
+        many = name in ("tuple", "Tuple") and len(parts) == 2 and isinstance(parts[1], Dots)
         if many or name in _ITERABLES:
-            return Value(items=self.annotated(parts[0]).paths)
+            return Value(items=self._promised(parts[0]).paths)
         return NOTHING
-
-    def _any_of(self, annotations: Iterable[ast.expr]) -> Value:
-        value = NOTHING
-        for annotation in annotations:
-            value = value | self.annotated(annotation)
-        return value
 
     def _may_be_class(self, path: str) -> bool:
         return path in self.package.classes or (is_vllm(path) and is_class_name(path))
@@ -174,7 +167,7 @@ class Names(Guards):
 
     def narrowed(self, node: ast.expr) -> Value | None:
         """Return what an ``isinstance`` test says of an attribute or item."""
-        if any("." in name or "[" in name for name in self.env):
+        if self.package.narrows and any("." in name or "[" in name for name in self.env):
             return self.env.get(self.source(node))
         return None
 
@@ -190,13 +183,19 @@ class Names(Guards):
                 and len(part.args) == 2
             ):
                 subject, classes = part.args
-                several = classes.elts if isinstance(classes, ast.Tuple) else [classes]
-                self._narrow_to(subject, self._any_of(several) if holds else NOTHING)
+                self._narrow_to(subject, self._any_of(classes) if holds else NOTHING)
+
+    def _any_of(self, classes: ast.expr) -> Value:
+        value = NOTHING
+        for node in classes.elts if isinstance(classes, ast.Tuple) else [classes]:
+            value = value | self.annotated(node)
+        return value
 
     def _narrow_to(self, subject: ast.expr, value: Value) -> None:
         if isinstance(subject, ast.Name):
             self.env[subject.id] = value
         while isinstance(subject, (ast.Subscript, ast.Attribute)):
+            self.package.narrows = True
             self.env[self.source(subject)] = value
             if isinstance(subject, ast.Attribute):
                 break
@@ -213,11 +212,6 @@ class Names(Guards):
 def is_dunder(name: str) -> bool:
     """Whether a name is one of Python's own: ``__name__``."""
     return name.startswith("__") and name.endswith("__")
-
-
-def is_ellipsis(node: ast.expr) -> bool:
-    """Whether an expression is ``...``."""
-    return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 
 def is_hook(node: ast.expr) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from vllm_compat.analysis.callsites.package import Module
 from vllm_compat.analysis.callsites.values import Place, is_vllm
 from vllm_compat.analysis.contract import CallSite, Use
 
 
-@dataclass(frozen=True)
-class RemoteCall:
+class RemoteCall(NamedTuple):
     """A worker's method that is called by its name, as ``collective_rpc("name", args=…)`` does."""
 
     module: Module
@@ -21,13 +21,13 @@ class RemoteCall:
     call: ast.Call
 
 
-@dataclass
 class Notes:
     """The sites of the whole package, in the order in which they are met."""
 
-    sites: dict[tuple[CallSite, Place | None], bool] = field(default_factory=dict)
-    uses: dict[Place, dict[Use, None]] = field(default_factory=dict)
-    remote: list[RemoteCall] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.sites: dict[tuple[CallSite, Place | None], bool] = {}
+        self.uses: dict[Place, dict[Use, None]] = {}
+        self.remote: list[RemoteCall] = []
 
     def add(self, site: CallSite, place: Place | None) -> None:
         """Note a site, and where the call stands that it is."""

@@ -61,6 +61,8 @@ class Package:
         self.hooks: set[str] = set()
         self.tests: set[str] = set()
         self.texts: dict[ast.AST, str] = {}
+        self.questions: dict[ast.expr, tuple[bool, frozenset[str]]] = {}
+        self.narrows = False  # some ``isinstance`` test is about an attribute or an item
         self.references: dict[str, bool] = {}
         self.written: set[str] = set()
         self._learn = learn

@@ -3,7 +3,7 @@
 ``releases.json`` lists the releases in order, each with the file it was read from and that file's
 SHA-256. ``surfaces/`` holds what they offer, one compressed text per part of vLLM: below a line
 ``@module`` one row per name, with the releases (as ranges of their numbers) in which the row holds
-and the entry itself (see :mod:`vllm_compat.analysis.surface.syntax`). A row that never changed stands
+and the entry itself (see :mod:`vllm_compat.analysis.surface.entries`). A row that never changed stands
 there once for all releases. Classes are taken apart into a header and one row per member.
 
 Modules outside the parts that downstreams lean on (single models, layers, kernels) are recorded by
@@ -26,8 +26,18 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from vllm_compat.analysis.surface.static import Body, StaticSurface
-from vllm_compat.analysis.surface.syntax import Entry
+from vllm_compat.analysis.surface.entries import (
+    AttributeEntry,
+    ClassEntry,
+    Entry,
+    FunctionEntry,
+    Several,
+    from_row,
+    to_row,
+)
+from vllm_compat.analysis.surface.model import Parameter, ParameterKind
+from vllm_compat.analysis.surface.static import StaticSurface
+from vllm_compat.analysis.surface.things import Body
 from vllm_compat.errors import UsageError
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -39,10 +49,15 @@ DIGESTS = "digests"
 
 # Stand-ins for the names of a module of which only the names are recorded, by their kind.
 _STAND_INS: dict[str, Entry] = {
-    "c": ["c", ["?"], [], {}, {}, "g"],
-    "f": ["f", [["args", 2, None, None], ["kwargs", 4, None, None]], None, ""],
-    "a": ["a", None, None, ""],
-    "i": ["a", None, None, ""],
+    "c": ClassEntry(("?",), (), {}, {}, "g"),
+    "f": FunctionEntry(
+        (
+            Parameter("args", ParameterKind.VAR_POSITIONAL),
+            Parameter("kwargs", ParameterKind.VAR_KEYWORD),
+        )
+    ),
+    "a": AttributeEntry(),
+    "i": AttributeEntry(),
 }
 
 _FILES = (
@@ -206,6 +221,8 @@ class Store:
         self._mentioned: dict[str, list[tuple[str, int]]] = {}
         self._rows: dict[str, Rows | None] = {}
         self._values: dict[str, Any] = {}
+        self.entries: dict[str, Entry] = {}  # of rows that say all of an entry, by their JSON
+        self._built_in: dict[str, int] = {}
         self._below: dict[str, int] = {}
 
     def text(self, group: str) -> str:
@@ -290,11 +307,13 @@ class Store:
 
     def built_mask(self, module: str) -> int:
         """Return the releases whose build makes a module."""
-        mask = 0
-        for name, releases in self._built.items():
-            if module == name or module.startswith(name + "."):
-                mask |= releases
-        return mask
+        if module not in self._built_in:
+            mask = 0
+            for name, releases in self._built.items():
+                if module == name or module.startswith(name + "."):
+                    mask |= releases
+            self._built_in[module] = mask
+        return self._built_in[module]
 
     @cached_property
     def _built(self) -> dict[str, int]:
@@ -358,18 +377,13 @@ class Store:
 
 def split(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
     """Take an entry apart into (path, JSON) rows: the reverse of :func:`_join`."""
-    if entry[0] == "c":
-        members = entry[4]
-        order = [n for n, e in members.items() if e[0] == "a" and not {"v", "x"} & set(e[3])]
-        yield name, dump(["c", entry[1], entry[2], entry[3], entry[5], order])
-        for member, inner in members.items():
+    yield name, dump(to_row(entry))
+    if isinstance(entry, ClassEntry):
+        for member, inner in entry.members.items():
             yield from split(f"{name}.{member}", inner)
-    elif entry[0] == "u" and any(e[0] != "a" for e in entry[1]):
-        yield name, dump(["u", len(entry[1])])
-        for number, inner in enumerate(entry[1]):
+    elif isinstance(entry, Several) and not entry.only_attributes:
+        for number, inner in enumerate(entry.entries):
             yield from split(f"{name}#{number}", inner)
-    else:
-        yield name, dump(entry)
 
 
 class _Members(Mapping[str, Entry]):
@@ -412,12 +426,17 @@ def _join(store: Store, view: View, rows: Rows, path: str) -> Entry | None:
     row = view.row(rows.of(path))
     if row is None:
         return None
-    entry: Entry = store.value(row)
-    if entry[0] == "c":
-        members = _Members(store, view, rows, path, entry[5])
-        return ["c", entry[1], entry[2], entry[3], members, entry[4]]
-    if entry[0] == "u" and isinstance(entry[1], int):
-        return ["u", [_join(store, view, rows, f"{path}#{i}") for i in range(entry[1])]]
+    known = store.entries.get(row)
+    if known is not None:
+        return known
+    if row.startswith('["c"'):
+        _, bases, decorators, keywords, flags, order = store.value(row)
+        members = _Members(store, view, rows, path, order)
+        return ClassEntry(tuple(bases), tuple(decorators), keywords, members, flags)
+    if row.startswith('["u",') and isinstance(number := store.value(row)[1], int):
+        parts = (_join(store, view, rows, f"{path}#{i}") for i in range(number))
+        return Several(tuple(part for part in parts if part is not None))
+    entry = store.entries[row] = from_row(json.loads(row))
     return entry
 
 

@@ -11,11 +11,16 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from vllm_compat.analysis.surface.entries import ImportEntry, definitions
 from vllm_compat.analysis.surface.files import FolderTree, PackageFiles, TarTree, package_at
-from vllm_compat.analysis.surface.static import Body, StaticSurface
-from vllm_compat.analysis.surface.syntax import ModuleSyntax
+from vllm_compat.analysis.surface.static import StaticSurface
+from vllm_compat.analysis.surface.things import Body
 from vllm_compat.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_compat.analysis.surface.modules import ModuleSyntax
 
 # Written by the build from outside vLLM's own tree, without an entry of its own in setup.py.
 _BUILT = ("_version", "commit_id", "vllm_flash_attn", "third_party", "grpc")
@@ -81,6 +86,8 @@ class SourceSurface(StaticSurface):
 
         Raises :class:`~vllm_compat.errors.UsageError` on a syntax error.
         """
+        from vllm_compat.analysis.surface.modules import ModuleSyntax
+
         found = self.files.locate(module)
         if found is None:
             return None
@@ -138,9 +145,7 @@ class SourceSurface(StaticSurface):
         """Whether a module defines a name, and does not only import it."""
         body = self._body(module)
         entry = body.entry(name) if body is not None else None
-        if entry is None:
-            return False
-        return any(e[0] != "i" for e in (entry[1] if entry[0] == "u" else [entry]))
+        return any(not isinstance(e, ImportEntry) for e in definitions(entry))
 
     def _find(self, name: str) -> tuple[str, ...]:
         # Files are searched as text first: parsing all of them would take half a minute.

@@ -16,8 +16,8 @@ from vllm_compat.analysis.codec import (
 )
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import contract_of
-from vllm_compat.analysis.environment import (
-    Environment,
+from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.fact_reading import (
     features_of,
     names_from_transformers,
     own_features,

@@ -21,7 +21,7 @@ from vllm_compat.analysis.server_flow import (
     in_server_flow,
     release_of,
 )
-from vllm_compat.analysis.surface.model import Surface
+from vllm_compat.analysis.surface.model import Surface, SymbolKind
 from vllm_compat.commands.checking.dating import History
 from vllm_compat.commands.report.model import Dating, Judged, Pair, Standing, Verdict
 from vllm_compat.commands.report.words import count
@@ -30,6 +30,12 @@ from vllm_compat.errors import IncompatibleError
 DEFAULT = "speculators"
 """The downstream that adapters are made for."""
 
+_PARAMETERS = (
+    FindingKind.PARAMETER_REMOVED,
+    FindingKind.PARAMETER_REQUIRED,
+    FindingKind.PARAMETER_RENAMED,
+    FindingKind.PARAMETER_REORDERED,
+)
 _IMPORTS = (FindingKind.MODULE_MISSING, FindingKind.NAME_MOVED, FindingKind.NAME_MISSING)
 
 
@@ -109,7 +115,7 @@ def _judged(
     judged = tuple(
         Judged(
             finding,
-            _standing(finding, plan, finding in repairs, date),
+            _standing(finding, plan, finding in repairs, _excused(finding, date, surface)),
             repairs.get(finding, ()),
             date,
         )
@@ -130,7 +136,7 @@ def _repairs(plan: Plan | None) -> Mapping[Finding, tuple[str, ...]]:
     return repairs
 
 
-def _standing(finding: Finding, plan: Plan | None, repaired: bool, date: Dating) -> Standing:
+def _standing(finding: Finding, plan: Plan | None, repaired: bool, excused: bool) -> Standing:
     if repaired:
         return Standing.REPAIRED
     if plan is not None:
@@ -139,10 +145,25 @@ def _standing(finding: Finding, plan: Plan | None, repaired: bool, date: Dating)
         return Standing.GUARDED if finding.symbol in plan.guarded else Standing.POSSIBLE
     if not finding.fatal or finding.kind is FindingKind.BEHAVIOUR:
         return Standing.POSSIBLE
-    # What fits no release is rarely drift: the downstream sets the attribute itself, or puts a
-    # class of its own in the place of vLLM's. An import has no such excuse.
-    excused = date.fits_nowhere and finding.kind not in _IMPORTS
     return Standing.POSSIBLE if excused else Standing.UNMET
+
+
+def _excused(finding: Finding, date: Dating, surface: Surface) -> bool:
+    """Tell whether the downstream may well do something about a finding that was not seen.
+
+    What fits no release is rarely drift: the downstream sets the attribute itself, or puts a class of
+    its own in the place of vLLM's, whose methods then take what it gives. An import has no such excuse,
+    nor has a call of a class or function by the name under which vLLM has it.
+    """
+    if not date.fits_nowhere or finding.kind in _IMPORTS:
+        return False
+    if finding.kind not in _PARAMETERS:
+        return True
+    called = surface.resolve(finding.symbol)
+    if called is None or called.kind is SymbolKind.CLASS:
+        return called is None
+    owner = surface.resolve(finding.symbol.rpartition(".")[0])
+    return owner is None or owner.kind is not SymbolKind.MODULE
 
 
 # A pair whose hidden states come from a server.

@@ -23,34 +23,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="FROM", type=Path, help="the folder with the extracted data")
     parser.add_argument("target", metavar="TO", type=Path, help="a new folder for the converted data")
     parser.add_argument(
-        "--to", choices=[flow.value for flow in Flow], help="the flow to convert to (the other one)"
+        "--to",
+        choices=[flow.value for flow in Flow],
+        help="the flow to convert to (default: the other one)",
     )
     parser.add_argument(
         "--layers", nargs="+", type=int, metavar="K",
-        help="the ids of the files' entries, in their order and in FROM's numbering (from"
-        " data_config.json, or from the files where they were converted before)",
+        help="the ids of the files' entries, in their order and in FROM's numbering"
+        " (default: as data_config.json says, or the files where they were converted before)",
     )  # fmt: skip
     parser.add_argument(
         "--model", metavar="MODEL",
         help="the model that the data are of: a folder, its config.json, or a cached hub id; it tells"
-        " which layer is the last (from data_config.json)",
+        " which layer is the last (default: the one that data_config.json names)",
     )  # fmt: skip
     parser.add_argument(
-        "--num-layers", type=int, metavar="N", help="the number of its layers, where it is not at hand"
+        "--num-layers",
+        type=int,
+        metavar="N",
+        help="how many layers the model has, where its configuration is not at hand",
     )
     parser.add_argument(
         "--dataset", type=Path, metavar="DIR",
         help="the prepared data set with the loss masks, for hs_<i>.safetensors that lie elsewhere",
     )  # fmt: skip
     parser.add_argument(
-        "--speculators", metavar="VERSION", help="the release that will train (0.9.0, or 0.4.0.1)"
+        "--speculators",
+        metavar="VERSION",
+        help="the speculators that will train (default: 0.9.0 to the server flow, else 0.4.0.1)",
     )
     parser.add_argument(
-        "--renumber", action="store_true", help="take the samples that are there, numbered anew from 0"
+        "--renumber",
+        action="store_true",
+        help="convert although samples are missing, and number them anew from 0",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="samples that are converted at a time")
+    parser.add_argument("--jobs", type=int, metavar="N", help="how many samples are converted at a time")
     parser.add_argument("--dry-run", action="store_true", help="look at everything and write nothing")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def run(options: argparse.Namespace) -> int:

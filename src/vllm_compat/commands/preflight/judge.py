@@ -30,6 +30,7 @@ from typing import Any
 
 from vllm_compat.analysis.layer_ids import config_path, layers_of, read_config
 from vllm_compat.analysis.misread import architectures_of, before_loading
+from vllm_compat.analysis.streams import refusal
 from vllm_compat.commands.run_options import RunTerms
 from vllm_compat.errors import UsageError, VllmCompatError
 
@@ -222,15 +223,25 @@ def _architecture(config: Mapping[str, Any], asked: Mapping[str, Any]) -> list[I
         return [Item(question, "ok", f"{name} is known to {version}, and can be built; asked was {how}")]
     if asked.get("stage") == "importing vLLM":
         return [Item(question, "unknown", f"vLLM could not be asked: {error}")]
-    state = "fail" if not asked.get("standing_in") or _is_refusal(error) else "unknown"
+    refused = _is_refusal(error, str(asked.get("raised_in", "")))
+    state = "fail" if refused or not asked.get("standing_in") else "unknown"
     said = "cannot load it" if state == "fail" else "did not answer"
     return [Item(question, state, f"{name}: {version} {said} ({asked.get('stage')}): {error}")]
 
 
-def _is_refusal(error: str) -> bool:
-    """Whether an error says that vLLM does not serve the model, not that the stand-in fell short."""
+def _is_refusal(error: str, raised_in: str) -> bool:
+    """Whether an error says that vLLM does not serve the model, not that the stand-in fell short.
+
+    ``raised_in`` is the module that has raised it. What vLLM raises itself about values (shapes that do
+    not divide, a scheme that it does not know) does not depend on a device that is not there; what torch
+    or a library raises may, and so may an assertion.
+    """
+    if "NVIDIA driver" in error:
+        return False
     words = ("not supported", "unsupported", "is not a valid", "ValidationError", "larger than")
-    return any(word in error for word in words) and "NVIDIA driver" not in error
+    by_vllm = raised_in.partition(".")[0] == "vllm"
+    about_values = error.partition(":")[0] in ("ValueError", "NotImplementedError")
+    return (by_vllm and about_values) or any(word in error for word in words)
 
 
 def _layers(options: Options) -> list[Item]:
@@ -260,9 +271,11 @@ def _pair(options: Options) -> list[Item]:
 
 
 def _stream(options: Options, vllm: str) -> list[Item]:
-    """Say where the residual stream of this model's layers is not read, on CUDA."""
-    named = architectures_of(read_config(options.model))
-    sentence = before_loading(named, options.devices, vllm, "cuda")
+    """Say where this model has no one residual stream, or one that is not read, on CUDA."""
+    config = read_config(options.model)
+    sentence = refusal(config, options.model) or before_loading(
+        architectures_of(config), options.devices, vllm, "cuda"
+    )
     return [Item("residual stream", "fail", sentence)] if sentence else []
 
 

@@ -120,12 +120,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _answer(request, result)
     except BaseException as error:
         result["error"] = f"{type(error).__name__}: {error}"
+        result["raised_in"] = _raised_in(error)
         if request.get("traceback"):
             import traceback
 
             result["traceback"] = traceback.format_exc()
     Path(result_path).write_text(json.dumps(result), encoding="utf-8")
     return 1 if "error" in result else 0
+
+
+def _raised_in(error: BaseException) -> str:
+    """Return the module that has raised an error, ``vllm.…`` where vLLM itself has; empty if unknown."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return str(trace.tb_frame.f_globals.get("__name__", "")) if trace is not None else ""
 
 
 def _answer(request: dict[str, Any], result: dict[str, Any]) -> None:
@@ -399,10 +410,38 @@ def _build(config: Any) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(config.model_config.dtype)
     try:
-        with set_current_vllm_config(config), torch.device("meta"):
+        with set_current_vllm_config(config), torch.device("meta"), _nothing_on_a_device():
             return initialize_model(config)
     finally:
         torch.set_default_dtype(before)
+
+
+def _nothing_on_a_device() -> Any:
+    """Return a context in which tensors that are asked for on a device by its name are on ``meta`` too.
+
+    Constructors name the platform's device (``device=current_platform.device_type``); there is none, and
+    torch would look for a driver.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def elsewhere(value: Any) -> bool:
+        if isinstance(value, torch.device):
+            return value.type not in ("meta", "cpu")
+        return isinstance(value, str) and value.partition(":")[0] in ("cuda", "xpu", "hpu")
+
+    class OnMeta(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if elsewhere(kwargs.get("device")):
+                kwargs["device"] = "meta"
+            if func is torch.Tensor.cuda:
+                return args[0].to("meta")
+            if func is torch.Tensor.to:
+                args = tuple("meta" if elsewhere(value) else value for value in args)
+            return func(*args, **kwargs)
+
+    return OnMeta()
 
 
 def _read(model: Any, config: Any, result: dict[str, Any]) -> None:

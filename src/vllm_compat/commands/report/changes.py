@@ -8,9 +8,16 @@ from enum import Enum
 
 from vllm_compat.analysis.contract import CallSite, Contract, SiteKind
 from vllm_compat.analysis.drift import shared_prefix
+from vllm_compat.analysis.surface.entries import (
+    AttributeEntry,
+    ClassEntry,
+    Entry,
+    FunctionEntry,
+    ImportEntry,
+    definitions,
+)
 from vllm_compat.analysis.surface.model import Surface, Symbol, SymbolKind
 from vllm_compat.analysis.surface.static import StaticSurface
-from vllm_compat.analysis.surface.syntax import Entry
 from vllm_compat.commands.report.shapes import Detail, DetailKind, shape_changes
 
 ALL = ("vllm.v1", "vllm.config")
@@ -228,18 +235,17 @@ def _modules(surface: Surface, prefixes: Sequence[str]) -> set[str]:
 def _defined(surface: Surface, module: str) -> dict[str, Entry]:
     """Return what a module defines itself, as the entries that surfaces are resolved from."""
     body = surface._body(module) if isinstance(surface, StaticSurface) else None
-    found = {}
+    found: dict[str, Entry] = {}
     for name in body.names() if body is not None else ():
         entry = body.entry(name) if body is not None else None
-        entries = entry[1] if entry and entry[0] == "u" else [entry]
-        own = [e for e in entries if e and e[0] != "i"]
+        own = [e for e in definitions(entry) if not isinstance(e, ImportEntry)]
         if own and not name.startswith("__") and not _is_logger(name, own[0]):
             found[name] = own[0]
     return found
 
 
 def _is_logger(name: str, entry: Entry) -> bool:
-    return name == "logger" and entry[0] == "a"
+    return name == "logger" and isinstance(entry, AttributeEntry)
 
 
 def _entry(surface: Surface, path: str) -> Entry:
@@ -248,7 +254,9 @@ def _entry(surface: Surface, path: str) -> Entry:
 
 
 def _kind(entry: Entry) -> SymbolKind:
-    return {"c": SymbolKind.CLASS, "f": SymbolKind.FUNCTION}.get(entry[0], SymbolKind.ATTRIBUTE)
+    if isinstance(entry, ClassEntry):
+        return SymbolKind.CLASS
+    return SymbolKind.FUNCTION if isinstance(entry, FunctionEntry) else SymbolKind.ATTRIBUTE
 
 
 def _compare_name(
@@ -261,12 +269,12 @@ def _compare_name(
     details = shape_changes(was, now)
     if details:
         yield Change(ChangeKind.CHANGED, path, _kind(old), None, details)
-    if old[0] != "c" or new[0] != "c":
+    if not isinstance(old, ClassEntry) or not isinstance(new, ClassEntry):
         return
     # The constructor's parameters have been told.
     told = {p.name for s in (was, now) if s.signature for p in s.signature.parameters}
-    for name in sorted(old[4].keys() | new[4].keys()):
-        one, other = old[4].get(name), new[4].get(name)
+    for name in sorted(old.members.keys() | new.members.keys()):
+        one, other = old.members.get(name), new.members.get(name)
         dunder = name.startswith("__") and name.endswith("__")
         if name in told or dunder or one == other:
             continue
@@ -290,8 +298,7 @@ def _compare_member(
 
 
 def _member_kind(entry: Entry | None) -> SymbolKind:
-    if entry and entry[0] == "u":
-        entry = entry[1][0]
-    if entry and entry[0] == "f" and "p" in entry[3]:
+    first = next(iter(definitions(entry)), None)
+    if first is None or (isinstance(first, FunctionEntry) and first.is_property):
         return SymbolKind.ATTRIBUTE
-    return _kind(entry) if entry else SymbolKind.ATTRIBUTE
+    return _kind(first)

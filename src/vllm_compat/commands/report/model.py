@@ -18,7 +18,7 @@ class Verdict(str, Enum):
     """What can be said of one pair before anything is loaded."""
 
     USABLE = "usable"
-    WITH_SHIM = "usable with the shim"
+    WITH_SHIM = "usable with vllm_compat"
     UNKNOWN = "unknown"
     INCOMPATIBLE = "incompatible"
 

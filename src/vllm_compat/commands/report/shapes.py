@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
+from vllm_compat.analysis.annotations import (
+    Either,
+    Form,
+    Generic,
+    Listed,
+    Named,
+    Nothing,
+    Unreadable,
+    form_of,
+)
 from vllm_compat.analysis.surface.model import (
     Parameter,
     ParameterKind,
@@ -148,43 +158,32 @@ def same_annotation(one: str | None, other: str | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def _canonical(text: str | None) -> object:
-    if text is None:
-        return None
-    try:
-        return _canonical_node(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError):
-        return text
+    return None if text is None else _canonical_form(form_of(text))
 
 
 _ALIASES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Type": "type"}
 
 
-def _canonical_node(node: ast.expr) -> object:
-    if isinstance(node, ast.Constant):
-        return _canonical(node.value) if isinstance(node.value, str) else repr(node.value)
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        name = ast.unparse(node).rpartition(".")[2]
-        return _ALIASES.get(name, name)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _either([node.left, node.right])
-    if isinstance(node, ast.Subscript):
-        name = ast.unparse(node.value).rpartition(".")[2]
-        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if name == "Literal":
-            return ast.unparse(node)
-        if name == "Optional":
-            return _either([*inner, ast.Constant(None)])
-        if name == "Union":
-            return _either(inner)
-        return (_ALIASES.get(name, name), *(_canonical_node(part) for part in inner))
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return tuple(_canonical_node(part) for part in node.elts)
-    return ast.unparse(node)
+def _canonical_form(form: Form) -> object:
+    """Return what is equal for two forms that say the same."""
+    if isinstance(form, Named):
+        return _ALIASES.get(form.last, form.last)
+    if isinstance(form, Either):
+        return _canonical_choice(form)
+    if isinstance(form, Generic):
+        if form.last == "Literal":
+            return ast.unparse(form.node)
+        return (_ALIASES.get(form.last, form.last), *map(_canonical_form, form.parts))
+    if isinstance(form, Listed):
+        return tuple(map(_canonical_form, form.parts))
+    if isinstance(form, Unreadable):
+        return form.text
+    return "None" if isinstance(form, Nothing) else "Ellipsis"
 
 
-def _either(parts: Iterable[ast.expr]) -> object:
+def _canonical_choice(form: Either) -> object:
     found: set[object] = set()
-    for part in parts:
-        inner = _canonical_node(part)
+    for part in form.parts:
+        inner = _canonical_form(part)
         found |= inner if isinstance(inner, frozenset) else {inner}
     return frozenset(found) if len(found) > 1 else next(iter(found))

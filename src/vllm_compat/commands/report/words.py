@@ -106,7 +106,7 @@ def adapters_title(pair: Pair) -> str:
     """Return the title of a pair's adapters: they are in force only where nothing stays unmet."""
     number = count(len(pair.plan.steps) if pair.plan else 0, "adapter")
     if pair.verdict is Verdict.INCOMPATIBLE:
-        return f"{number} needed besides; none is put in force while a finding is unmet"
+        return f"{number} needed as well; none is applied as long as a finding cannot be repaired"
     return f"{number} in force, and why"
 
 

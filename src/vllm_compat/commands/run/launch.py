@@ -113,6 +113,8 @@ class Outcome:
         of_worker: Whether that was a worker.
         kept: Where the record and the log are, for people.
         resume: The command that goes on where this run has ended, if there is one.
+        saved: What lies whole in the output folder, for people; told of a run that was killed, whose
+            record is as old as its last writing.
     """
 
     returncode: int
@@ -123,6 +125,7 @@ class Outcome:
     of_worker: bool = False
     kept: str = ""
     resume: str = ""
+    saved: str = ""
 
     @property
     def right(self) -> bool:
@@ -163,7 +166,10 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
                 watch = _watch(options, Path(status), argv)
                 outcome = _supervise(command, environ, record, options, watch=watch, log=log)
             outcome = replace(
-                outcome, kept=_kept(options), resume=_resume(folder) if not outcome.right else ""
+                outcome,
+                kept=_kept(options),
+                resume=_resume(folder) if not outcome.right else "",
+                saved=_saved(folder) if outcome.returncode < 0 else "",
             )
             said = verdict(outcome)
             watch.end(_state(outcome), said, _exit_status(outcome))
@@ -250,6 +256,9 @@ def _why(outcome: Outcome) -> list[str]:
     """Return what was extracted, and where it went wrong what went wrong first."""
     record = outcome.record or {}
     summary = str(record.get("summary") or "")
+    if outcome.saved:  # the record is behind: nobody wrote it when the run was killed
+        told = [f"Its record, up to 10 s older, says: {summary}"] if summary else []
+        return [outcome.saved, *(told if not outcome.cause else [f"First cause: {outcome.cause}."])]
     if outcome.right or not outcome.cause:
         return [summary] if summary else []
     failure = str(record.get("failure") or "")
@@ -286,6 +295,14 @@ def _resume(folder: Path | None) -> str:
         "What it has saved is whole. To do the rest, and no more, run the same again:"
         f" {shlex.join(sys.orig_argv)}"
     )
+
+
+def _saved(folder: Path | None) -> str:
+    """Return the sentence that counts the whole files of a folder; nothing where there is none."""
+    if folder is None or not folder.is_dir():
+        return ""
+    count = resume_samples.count_whole(folder)
+    return f"{folder} holds {count} whole sample{'' if count == 1 else 's'}."
 
 
 def _kept(options: LaunchOptions) -> str:

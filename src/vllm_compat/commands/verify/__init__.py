@@ -49,6 +49,7 @@ from vllm_compat.commands.verify.model import (
     stock_order,
 )
 from vllm_compat.commands.verify.order import Masks, explained, judge_masks
+from vllm_compat.commands.verify.provenance import known_of
 from vllm_compat.commands.verify.reading import difference_of, list_folder, pairing_of, read_sample
 from vllm_compat.commands.verify.repairing import repair
 from vllm_compat.commands.verify.text import Progress, render, render_repair
@@ -142,7 +143,7 @@ def verify_directory(
         dtype=_most_common([sample.dtypes[0] for sample in usual], "unknown"),
         faults=tuple(faults),
         batches=tuple(batches),
-        notes=tuple(notes),
+        notes=(*notes, *filter(None, [known_of(listing.config)])),
         entries=listing.entries,
         server_flow=listing.server_flow,
     )

@@ -25,6 +25,7 @@ from vllm_compat.commands.verify.model import (
 from vllm_compat.commands.verify.order import judge_masks, mask_faults
 from vllm_compat.commands.verify.words import counted, listed, listed_runs
 
+_JUDGED = frozenset({"input_ids", "token_ids", "hidden_states", "hidden_states_scales", "loss_mask"})
 _COMPARISONS = 200  # pairs of files with equal tokens that are read again
 
 
@@ -57,6 +58,8 @@ def judge(
     for sample in samples:
         faults += _own_faults(sample)
     faults += _odd_ones_out(samples)
+    faults += _missing_members(samples)
+    notes += _unjudged_members(samples)
     sizes = [batch_size] if batch_size else [*STOCK_BATCHES]
     if not batch_size and (listing.batch_size or 0) not in range(33):
         sizes.append(listing.batch_size or 0)
@@ -144,6 +147,30 @@ def _odd_ones_out(samples: Sequence[Sample]) -> Iterator[Fault]:
                     f"{sample.name} is odd in {kind.value}: {of(sample)}, where {count} of"
                     f" {len(usual)} files have {most}.",
                 )
+
+
+def _missing_members(samples: Sequence[Sample]) -> Iterator[Fault]:
+    """Find files that lack a member which most files have."""
+    counts = Counter(member for sample in samples for member in sample.members)
+    usual = [member for member, count in sorted(counts.items()) if count > len(samples) / 2]
+    for sample in samples:
+        for member in usual:
+            if member not in sample.members:
+                yield Fault(
+                    Kind.STRUCTURE,
+                    Certainty.CERTAIN,
+                    (sample.name,),
+                    f"{sample.name} has no {member}, which {counts[member]} of {len(samples)} files"
+                    " have.",
+                    Remedy.SET_ASIDE,
+                )
+
+
+def _unjudged_members(samples: Sequence[Sample]) -> Iterator[str]:
+    """Say what files hold besides what is judged."""
+    unknown = sorted({member for sample in samples for member in sample.members} - _JUDGED)
+    if unknown:
+        yield f"What files hold as {listed(unknown)} was not judged."
 
 
 def _twins(samples: Sequence[Sample], difference: Difference, notes: list[str]) -> Iterator[Fault]:

@@ -98,7 +98,8 @@ class Sample:
     row, earlier row) where rows of different tokens are equal bit for bit in every layer. The keys
     are digests, of the token ids and of all rows. ``first_row`` is a fixed choice of components of
     the last layer's first row, ``before_spans`` counts the tokens that stand before a span that is
-    trained on (-1 where the span opens the sample).
+    trained on (-1 where the span opens the sample), ``members`` are the names of all that the file
+    holds.
     """
 
     entry: Entry
@@ -116,6 +117,7 @@ class Sample:
     first_token: int = -1
     first_row: tuple[float, ...] = ()
     before_spans: tuple[tuple[int, int], ...] = ()
+    members: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

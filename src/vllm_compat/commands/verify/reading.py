@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?P<kind>data|hs)_(?P<index>\d+)\.(?:pt|safetensors)")
 _UNFINISHED = re.compile(r"\.?(?:data|hs)_\d+.*(?<!\.zst)|.*(?:\.tmp|\.part|\.partial|\.lock|~)")
 _ARCHIVE_START, _ARCHIVE_END = b"PK\x03\x04", b"PK\x05\x06"
+SCALES = "hidden_states_scales"
+"""One factor a token, ``[tokens, 1, 1]``, by which float8 states are multiplied to be the model's
+(``hs_connectors/fp8_utils.py`` of speculators 0.9.0)."""
 _MOST_BELOW = 10_000  # names that are looked at in a folder's subfolders
 
 
@@ -54,11 +57,19 @@ def list_folder(folder: Path) -> Listing:
         folder=folder,
         entries=tuple(sorted(entries, key=lambda entry: entry.index)),
         strays=tuple(sorted(strays)),
-        unfinished=tuple(sorted(n for n in others if _UNFINISHED.fullmatch(n) and not n.endswith("pt"))),
+        unfinished=tuple(sorted(_unfinished(others, {entry.name for entry in entries}))),
         lengths=_read_json(folder / "sample_lengths.json"),
         config=_read_json(folder / "data_config.json"),
         server_flow=kind == "hs",
     )
+
+
+def _unfinished(others: Iterable[str], samples: Collection[str]) -> Iterator[str]:
+    """Yield the names of writes that have not ended; the lock of a file that is there is none."""
+    for name in others:
+        lock_of = name.removesuffix(".lock") if name.endswith(".lock") else ""
+        if _UNFINISHED.fullmatch(name) and not name.endswith("pt") and lock_of not in samples:
+            yield name
 
 
 def _kind_of(folder: Path, entries: Sequence[Entry], below: Sequence[Path]) -> str:
@@ -240,7 +251,8 @@ def _summarise(entry: Entry, data: Mapping[str, Any]) -> Sample:
         tokens=len(tokens),
         mask=None if mask is None else len(mask),
         shapes=tuple(tuple(tensor.shape) for tensor in states),
-        dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for tensor in states),
+        dtypes=(_dtype_of(data),) * len(states) if SCALES in data else tuple(map(_name_of, states)),
+        members=tuple(sorted(map(str, data))),
         zero=tuple(zero),
         not_finite=tuple(not_finite),
         token_key=_digest([tokens]),
@@ -255,6 +267,15 @@ def _summarise(entry: Entry, data: Mapping[str, Any]) -> Sample:
             first_row=tuple(row[:: max(1, len(row) // 16)][:16].float().tolist()),
         )
     return sample if mask is None else _with_mask(sample, tokens, mask)
+
+
+def _name_of(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _dtype_of(data: Mapping[str, Any]) -> str:
+    """Return the dtype of states that are stored with scales, as reports name it."""
+    return f"{_name_of(data['hidden_states'])} with scales"
 
 
 def _with_mask(sample: Sample, tokens: torch.Tensor, mask: torch.Tensor) -> Sample:
@@ -282,7 +303,7 @@ def _parts(
     states = data.get("hidden_states")
     mask = data.get("loss_mask")
     if isinstance(states, torch.Tensor) and states.dim() == 3:
-        states = list(states.unbind(1))
+        states = list(_scaled(states, data).unbind(1))
     if (
         not isinstance(tokens, torch.Tensor)
         or not isinstance(states, (list, tuple))
@@ -308,6 +329,37 @@ def _parts(
             Remedy.NONE,
         )
     return tokens.long(), list(states), None
+
+
+def _scaled(states: torch.Tensor, data: Mapping[str, Any]) -> torch.Tensor:
+    """Return the model's states: those of a file, by their scales where it has them, in float32.
+
+    Raises:
+        _NotASample: float8 without scales, or scales that fit no token.
+    """
+    import torch
+
+    scales = data.get(SCALES)
+    if scales is None:
+        if states.is_floating_point() and states.element_size() == 1:
+            raise _NotASample(
+                Kind.STRUCTURE,
+                f"has states of {_name_of(states)} and no {SCALES}: nothing tells which values they"
+                " stand for.",
+            )
+        return states
+    if (
+        not isinstance(scales, torch.Tensor)
+        or not scales.is_floating_point()
+        or scales.numel() != len(states)
+        or scales.shape[:1] != states.shape[:1]
+    ):
+        shape = list(scales.shape) if isinstance(scales, torch.Tensor) else type(scales).__name__
+        raise _NotASample(
+            Kind.STRUCTURE,
+            f"has {SCALES} of shape {shape} for {len(states)} tokens: one scale a token is needed.",
+        )
+    return states.float() * scales.float().reshape(-1, 1, 1)
 
 
 def _bad_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

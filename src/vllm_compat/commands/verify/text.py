@@ -17,6 +17,7 @@ from vllm_compat.commands.verify.model import (
     Repair,
     Report,
 )
+from vllm_compat.commands.verify.words import runs_of
 from vllm_compat.errors import UsageError
 
 
@@ -80,7 +81,21 @@ def render(report: Report, form: str = "text") -> str:
         else f"{counts[Certainty.CERTAIN]} certain and {counts[Certainty.SUSPECTED]} suspected"
         f" faults; --repair can do something about {remedies}."
     )
+    if again := _to_extract_again(report):
+        lines.append(f"Extract these again: {runs_of(again)}.")
     return "\n".join(lines) + "\n"
+
+
+def _to_extract_again(report: Report) -> set[int]:
+    """Return the numbers of the samples that no repair makes fit to be trained on."""
+    bad = {
+        name
+        for fault in report.faults
+        if fault.certainty is not Certainty.NOTE and fault.remedy is not Remedy.REORDER
+        for name in fault.files
+        if fault.kind not in (Kind.RECORD, Kind.STRAY, Kind.DUPLICATE)
+    }
+    return {entry.index for entry in report.entries if entry.name in bad}
 
 
 def render_repair(result: Repair, form: str = "text") -> str:

@@ -38,7 +38,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--total-seq-len", type=int, default=8192)
     parser.add_argument("--ttt-steps", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--aux-layer-ids", type=int, nargs="+", help="in vLLM's numbering")
     parser.add_argument("--metrics", help="where each step's metrics go, a line of JSON each")
     parser.add_argument("--evaluate", nargs="*", default=[], help="folders to try the draft on")
     return parser.parse_args()
@@ -101,7 +100,6 @@ def draft_config(args: argparse.Namespace, draft_vocabulary: int, device: Any) -
         transformer_layer_config=layer,
         draft_vocab_size=draft_vocabulary,
         norm_before_residual=True,
-        eagle_aux_hidden_state_layer_ids=args.aux_layer_ids,
         speculators_config=SpeculatorsConfig(
             algorithm="eagle3",
             proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=args.ttt_steps)],

@@ -11,6 +11,7 @@ from speculators.utils.loading import load_model_layers
 
 class Eagle3DraftModel:
     def __init__(self, config: Any) -> None:
+        self.config = config
         self._setup_embeddings_and_lm_heads(config)
 
     def _setup_embeddings_and_lm_heads(self, config: Any) -> None:
@@ -24,3 +25,6 @@ class Eagle3DraftModel:
 
     def forward(self, verifier_last_hidden_states: Any = None) -> Any:
         return verifier_last_hidden_states
+
+    def save_pretrained(self, save_directory: Any) -> Any:
+        return getattr(self.config, "eagle_aux_hidden_state_layer_ids", None)

@@ -1,0 +1,42 @@
+"""Models of several residual streams are known by their configuration, and refused before loading."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_compat.analysis.streams import Streams, refusal, streams_of
+from vllm_compat.checks import misread
+from vllm_compat.errors import IncompatibleError
+
+DEEPSEEK_V4 = {"hidden_size": 4096, "num_hidden_layers": 43, "hc_mult": 4}
+GEMMA_3N = {"text_config": {"hidden_size": 2048, "num_hidden_layers": 30, "altup_num_inputs": 4}}
+
+
+@pytest.mark.parametrize(
+    ("config", "streams"),
+    [
+        (DEEPSEEK_V4, Streams(4, "hc_mult")),
+        (GEMMA_3N, Streams(4, "altup_num_inputs")),
+        (SimpleNamespace(text_config=SimpleNamespace(hc_count=2)), Streams(2, "hc_count")),
+        ({"hc_mult": 1}, Streams(1, "")),
+        ({"hc_mult": None, "hidden_size": 8}, Streams(1, "")),
+        (None, Streams(1, "")),
+    ],
+)
+def test_a_configuration_tells_the_streams(config: Any, streams: Streams) -> None:
+    assert streams_of(config) == streams
+    assert (refusal(config, "m") is None) is (streams.number == 1)
+
+
+def test_a_model_of_several_streams_is_refused_when_vllm_has_its_configuration() -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(**DEEPSEEK_V4), model="the/model"),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
+    with pytest.raises(
+        IncompatibleError, match=r"^the/model carries 4 residual streams a token \(hc_mult"
+    ):
+        misread.refuse_configured(config, None)  # type: ignore[arg-type]
