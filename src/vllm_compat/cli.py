@@ -117,6 +117,16 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="leave this adapter or feature out",
     )
+    _add_launch_arguments(parser)
+    # As torchrun does: all from the first word that is no option of ours on is the program's.
+    parser.add_argument(
+        "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
+    )
+    parser.set_defaults(command=_run)
+
+
+def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the launcher itself is told: where it writes, and how it treats the program."""
     parser.add_argument("--record", metavar="FILE", help="write a record of the run to this JSON file")
     parser.add_argument(
         "--log",
@@ -136,15 +146,18 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         help="seconds between two status lines where there is no terminal (default: 30)",
     )
     parser.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds that background processes of the program get to end after it by themselves"
+        " (default: 10)",
+    )
+    parser.add_argument(
         "--leave-folder",
         action="store_true",
         help="do not look for torn and missing samples in the program's --output-dir",
     )
-    # As torchrun does: all from the first word that is no option of ours on is the program's.
-    parser.add_argument(
-        "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
-    )
-    parser.set_defaults(command=_run)
 
 
 def _set_up_status(parser: argparse.ArgumentParser) -> None:
@@ -385,6 +398,7 @@ def _run(options: argparse.Namespace) -> int:
         status_file=path(options.status_file),
         every=options.every,
         leave_folder=options.leave_folder,
+        grace_seconds=options.grace,
         apply={
             "capture": options.capture,
             "transfer": options.transfer,

@@ -78,9 +78,13 @@ def test_is_encoder_decoder_is_false_unless_the_caller_says_otherwise(
     with pytest.raises(TypeError, match="is_encoder_decoder"):
         config.SchedulerConfig(max_model_len=8)
     install("config.is_encoder_decoder", make_case())
-    assert config.SchedulerConfig(max_model_len=8).chunked is True
-    assert config.SchedulerConfig(max_model_len=8, is_encoder_decoder=True).chunked is False
-    assert config.SchedulerConfig(8, max_num_seqs=3).max_num_seqs == 3
+    with building(object(), "model"):
+        assert config.SchedulerConfig(max_model_len=8).chunked is True
+        assert config.SchedulerConfig(max_model_len=8, is_encoder_decoder=True).chunked is False
+        assert config.SchedulerConfig(8, max_num_seqs=3).max_num_seqs == 3
+    # An engine that is not ours is none of ours.
+    with pytest.raises(TypeError, match="is_encoder_decoder"):
+        config.SchedulerConfig(max_model_len=8)
 
 
 def test_the_block_size_is_left_open_only_where_backends_settle_it(make_case: MakeCase) -> None:

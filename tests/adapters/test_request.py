@@ -11,6 +11,7 @@ from vllm_compat.adapters import by_name
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.analysis.plan import Plan
+from vllm_compat.runtime.context import call_of
 
 MakeCase = Callable[..., Case]
 REMOVED = ("vllm/v1/request.py", "        eos_token_id: int | None,\n", "")
@@ -48,6 +49,10 @@ def test_a_request_is_built_without_it_and_with_all_the_rest(
 
     request.Request.__init__ = later
     install("request.eos_token_id", make_case("speculators_0_3", REMOVED))
-    made = request.Request("r", prompt_token_ids=[1], eos_token_id=2, pooling_params=None, new=3)
+    with call_of(object()):
+        made = request.Request("r", prompt_token_ids=[1], eos_token_id=2, pooling_params=None, new=3)
     assert (made.request_id, made.tokens, made.new) == ("r", [1], 3)
     assert request.Request("r", [1]).request_id == "r"
+    # A request for an engine that is not ours is none of ours.
+    with pytest.raises(TypeError, match="eos_token_id"):
+        request.Request("r", [1], eos_token_id=2)

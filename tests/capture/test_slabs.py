@@ -103,3 +103,12 @@ def test_a_system_without_memfds_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(os, "memfd_create", denied)
     assert "no anonymous shared memory" in slabs.try_offer(slabs.offer(None))
+
+
+def test_the_runtimes_last_error_is_found_by_what_the_process_has_loaded(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text("7f00-7f01 r--p 00000000 08:01 12      /usr/lib/libc.so.6\n7f01-7f02 r--p 0 0:0 0\n")
+    assert slabs._of_the_runtime(maps) is None
+    maps.write_text("7f00-7f01 r--p 00000000 08:01 12      /no/such/libcudart.so.12\n")
+    assert slabs._of_the_runtime(maps) is None
+    assert slabs._of_the_runtime(tmp_path / "missing") is None

@@ -26,7 +26,7 @@ from vllm_compat.checks.batch import (
 from vllm_compat.entry import apply
 from vllm_compat.errors import GuardError
 from vllm_compat.features import clean_scheduler
-from vllm_compat.runtime import context
+from vllm_compat.runtime import context, run_record
 from vllm_compat.runtime.patching import Transaction
 
 MakeCase = Callable[..., Case]
@@ -406,6 +406,35 @@ def test_a_wrong_call_is_refused_and_leaves_nothing_behind(
         generator.generate([[1], [2, 3]])
     assert generator.scheduler.requests == {}
     assert context.current_call() is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["request r1: 3 rows of layer 2 are not finite.", "Sample 1, layer number 0: 2 of 2 rows are zero"],
+)
+def test_one_bad_sample_is_named_by_its_prompt_and_its_place_in_the_run(
+    make_generator: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def fail(self: Any, token_ids: Any) -> None:
+        add_and_answer(self, token_ids)
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(run_record, "samples_so_far", lambda: 16)
+    generator = make_generator(fail)
+    with pytest.raises(GuardError) as caught:
+        generator.generate([[1], list(range(20, 40))])
+    said = str(caught.value)
+    assert said.startswith(text.rstrip("."))
+    assert "prompt 1 of this generate() call (20 tokens: 20, 21, 22, 23, 24, 25, 26, 27, …)" in said
+    assert "sample 17 of this run" in said
+    assert "data_<first + 17>.pt" in said
+
+
+def test_an_error_of_no_sample_is_left_as_it_is() -> None:
+    prompts = {"req_1": [1], "req_10": [2]}
+    assert batch.name_prompt("the device is gone", prompts, 0) == ""
+    assert batch.name_prompt("request req_100 is unknown", prompts, 0) == ""
+    assert "prompt 1 of" in batch.name_prompt("rows of req_10", prompts, 0)
 
 
 def test_a_call_that_fails_is_over_and_taken_out_of_the_scheduler(

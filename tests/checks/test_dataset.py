@@ -33,6 +33,9 @@ class Dataset(dict[str, Any]):
     def __len__(self) -> int:
         return len(next(iter(self.values())))
 
+    def select(self, places: range) -> Dataset:
+        return Dataset({name: [column[i] for i in places] for name, column in self.items()})
+
 
 def talk(*texts: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text} for text in texts]
@@ -120,6 +123,27 @@ def test_a_loss_that_comes_out_of_a_cache_is_looked_at_once_more(
     with pytest.raises(GuardError, match=r"1 of 1 .* Failed to process conversation 0: RuntimeError"):
         preprocessing.build_eagle3_dataset(Dataset(conversations=[talk("bad")]), Tokenizer())
     assert calls == ["batch", "is_caching_enabled", "disable_caching", "batch", "enable_caching"]
+
+
+def test_a_cached_dataset_is_not_tokenised_anew_to_learn_a_reason(
+    preprocessing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = ModuleType("datasets")
+    for name in ("disable_caching", "enable_caching", "is_caching_enabled"):
+        setattr(datasets, name, lambda: True)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    seen: list[int] = []
+
+    def cached(examples: Any, tokenizer: Any, max_length: int) -> Any:
+        seen.append(len(examples))
+        return []
+
+    monkeypatch.setattr(preprocessing, "_preprocess_batch", cached)
+    many = Dataset(conversations=[talk("good")] * 10_000)
+    with pytest.raises(GuardError, match=r"10000 of 10000 .* none is logged \(the first 256 were tried"):
+        preprocessing.build_eagle3_dataset(many, Tokenizer())
+    assert seen[0] == 10_000
+    assert sum(seen[1:]) == 256
 
 
 def test_reasons_come_from_forked_processes_too() -> None:

@@ -17,6 +17,7 @@ import pytest
 from vllm_compat.commands.run import watch
 from vllm_compat.commands.run.watch import Process, Watch, first_error, read_processes, view
 from vllm_compat.errors import UsageError
+from vllm_compat.runtime import identity
 
 NOW = 1000.0
 
@@ -137,9 +138,25 @@ def test_a_stall_is_named_with_what_each_process_is_doing(
 def test_a_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        said = Process({"pid": process.pid, "role": "worker", "rank": 0})
+        started = identity.start_of(process.pid)
+        said = Process({"pid": process.pid, "started": started, "role": "worker", "rank": 0})
         (answer,) = watch.ask(tmp_path, [said])
         assert answer["stack"] == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_process_id_that_was_given_again_gets_no_signal(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (tmp_path / f"{process.pid}.stack").touch()  # of the process that had this id before
+        started = identity.start_of(process.pid)
+        assert started is not None
+        for said in ({"started": started - 5}, {}):
+            assert watch.ask(tmp_path, [Process({"pid": process.pid, **said})]) == ()
+        time.sleep(0.2)
         assert process.poll() is None
     finally:
         process.kill()

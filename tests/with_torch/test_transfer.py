@@ -230,15 +230,43 @@ def test_a_batch_that_failed_half_way_leaves_its_blocks() -> None:
 def test_memory_that_cannot_be_page_locked_is_used_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runtime = SimpleNamespace(cudaHostRegister=lambda *arguments: 1)
+    errors = [1]  # FAKE: what CUDA would tell the next kernel
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 1, cudaGetLastError=lambda: errors.pop())
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     slab = slabs.Slab(2**16, pin=True)
     assert not slab.pinned
+    assert not errors, "a failed registration leaves no error behind"
     store = SharedRowStore(2, torch.device("cpu"))
     store.slabs.append(slab)
     rows = rows_of({"a": 7})
     assert same(handed(reply(store, rows)), rows)
     assert handover.facts()["not_page_locked"] == "cudaHostRegister returned 1"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: only there an error stays")
+@pytest.mark.parametrize("forget", [True, False])
+def test_a_failed_registration_leaves_cudas_last_error_clear(
+    monkeypatch: pytest.MonkeyPatch, forget: bool
+) -> None:
+    torch.ones(1, device="cuda")
+    runtime = torch.cuda.cudart()
+    get = slabs._of_the_runtime()
+    assert get is not None
+
+    def twice(*arguments: int) -> int:
+        assert int(runtime.cudaHostRegister(*arguments)) == 0
+        return int(runtime.cudaHostRegister(*arguments))  # the same range again: a real failure
+
+    registering = SimpleNamespace(cudaHostRegister=twice)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: registering)
+    if not forget:
+        monkeypatch.setattr(slabs, "_forget_error", lambda: None)
+    slab = slabs.Slab(2**20, pin=True)
+    assert not slab.pinned
+    last = int(get())
+    runtime.cudaHostUnregister(slab.bytes.data_ptr())
+    assert (last == 0) is forget, "without it the next kernel would find the error"
+    assert float((torch.ones(8, device="cuda") + 1).sum()) == 16
 
 
 class pickled:

@@ -137,6 +137,10 @@ class _KeywordAdapter(Adapter):
     """Why a plan has the adapter, one sentence."""
     kind: ClassVar[FindingKind]
 
+    def is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is the downstream's: an engine of somebody else's is left alone."""
+        return True
+
     def need(self, case: Case) -> Need | None:
         found = case.found(self.kind, self.symbol, self.keyword)
         return Need(self.reason, found) if found else None
@@ -149,7 +153,7 @@ class DropsKeyword(_KeywordAdapter):
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         for target in self.targets_of(plan):
-            transaction.wrap(target, dropping(self.keyword), confirm=lacks(self.keyword))
+            transaction.wrap(target, dropping(self.keyword, self.is_ours), confirm=lacks(self.keyword))
 
 
 class SuppliesKeyword(_KeywordAdapter):
@@ -161,7 +165,9 @@ class SuppliesKeyword(_KeywordAdapter):
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         for target in self.targets_of(plan):
-            transaction.wrap(target, supplying(self.keyword, self.value), confirm=takes(self.keyword))
+            transaction.wrap(
+                target, supplying(self.keyword, self.value, self.is_ours), confirm=takes(self.keyword)
+            )
 
 
 When = Callable[[tuple[Any, ...], dict[str, Any]], bool]

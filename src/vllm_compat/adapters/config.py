@@ -32,9 +32,15 @@ class IsEncoderDecoder(SuppliesKeyword):
     changed = "0.12.0 made the InitVar `is_encoder_decoder` required (vllm-ascend#4688 met it)."
     pull_requests = ("vllm-ascend#4688",)
     relies = "Builds SchedulerConfig without it."
-    does = "Gives False where the caller gave nothing: hidden states come from decoders."
+    does = (
+        "Gives False where the downstream, building its engine, gave nothing: hidden states come from"
+        " decoders."
+    )
     until = "speculators 0.3.0 is out of use; 0.4.0 gives the argument itself."
     shown_by = "llama, speculators 0.3.0, vLLM 0.16.0: SchedulerConfig raises TypeError"
+
+    def is_ours(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return current_build() is not None
 
 
 class BlockSizeByBackend(Adapter):

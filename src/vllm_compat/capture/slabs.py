@@ -118,6 +118,7 @@ class Slab:
             status = torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), self.size, 0)
             self.pinned = int(status) == 0
             if not self.pinned:
+                _forget_error()
                 self.refused = f"cudaHostRegister returned {int(status)}"
 
     @property
@@ -156,6 +157,33 @@ class Slab:
             self.pinned = False
         self.bytes = None
         os.close(self.fd)
+
+
+def _forget_error() -> None:
+    """Take the error of a failed call back from CUDA's runtime, where the next kernel would find it.
+
+    ``cudaGetLastError`` returns a thread's last error and forgets it. Where torch's ``cudart()``, which
+    has some functions only, does not hand it on, the runtime that torch has loaded is asked itself.
+    """
+    import torch
+
+    get = getattr(torch.cuda.cudart(), "cudaGetLastError", None) or _of_the_runtime()
+    if get is not None:
+        get()
+
+
+def _of_the_runtime(maps: Path = Path("/proc/self/maps")) -> Any:
+    """Return that function of the CUDA (or HIP) runtime which this process has loaded, or None."""
+    import ctypes
+
+    names = {"libcudart": "cudaGetLastError", "libamdhip64": "hipGetLastError"}
+    with suppress(OSError, AttributeError):
+        for line in maps.read_text().splitlines():
+            path = line[line.find("/") :]
+            for library, function in names.items():
+                if os.path.basename(path).startswith(library):
+                    return getattr(ctypes.CDLL(path), function)
+    return None
 
 
 def _rounded(size: int) -> int:

@@ -7,6 +7,7 @@ every result before the caller gets it.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import time
 from array import array
@@ -93,20 +94,26 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
     def generate(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         workers = list(getattr(instance.executor, "workers", None) or ())
 
-        def once(given: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
-            check_prompts(given, vocabulary_of(instance))
+        def once(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
+            check_prompts(batch, vocabulary_of(instance))
             with context.call_of(instance) as call:
-                results = wrapped(*args, **kwargs)
-                prompts = list(call.prompts.values())
-                check_requests(given, prompts)
-                check_results(
-                    results,
-                    prompts,
-                    len(instance.layer_ids),
-                    kind=model_kind(instance),
-                    everything=everything,
-                )
-                return results, prompts
+                try:
+                    results = wrapped(*args, **kwargs)
+                    prompts = list(call.prompts.values())
+                    check_requests(batch, prompts)
+                    check_results(
+                        results,
+                        prompts,
+                        len(instance.layer_ids),
+                        kind=model_kind(instance),
+                        everything=everything,
+                    )
+                    return results, prompts
+                except Exception as error:
+                    before = run_record.samples_so_far()
+                    if batch is given and (named := name_prompt(str(error), call.prompts, before)):
+                        raise GuardError(f"{str(error).rstrip('.')}. {named}") from error
+                    raise
 
         given = args[0] if args else kwargs.get("token_ids")
         given = () if given is None else given
@@ -133,6 +140,26 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
             heartbeat.note(call_since=None)
 
     return generate
+
+
+def name_prompt(error: str, prompts: Mapping[str, Sequence[int]], before: int) -> str:
+    """Return which prompt of a call an error is about, in words, or nothing.
+
+    The error names a request, as the worker does, or the sample's place in the batch, as the checks of
+    results do; people know neither. ``before`` is how many samples of the run came before this call.
+    """
+    for place, (request_id, ids) in enumerate(prompts.items()):
+        named = re.search(rf"(?<![\w-]){re.escape(request_id)}(?![\w-])", error)
+        if named or re.match(rf"Sample {place}\b", error):
+            begin = ", ".join(map(str, list(ids)[:8]))
+            more = ", …" if len(ids) > 8 else ""
+            return (
+                f"That is prompt {place} of this generate() call ({len(ids)} tokens: {begin}{more}),"
+                f" sample {before + place} of this run counted from 0: in stock's script data_<first +"
+                f" {before + place}>.pt, where <first> is the number that the run began with. Every run"
+                " stops there until that conversation is out of the data."
+            )
+    return ""
 
 
 def model_kind(generator: Any) -> tuple[int, str] | None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from vllm_compat.runtime.patching import Transaction
 
 logger = logging.getLogger("vllm_compat")
+
+PROBED, PROBED_AT_ONCE, PROBE_SECONDS = 256, 16, 20.0
+"""How many conversations are looked at once more for a reason, and for how long."""
 
 
 def install(transaction: Transaction, place: Preprocessing) -> None:
@@ -44,9 +48,8 @@ def _checked(module: str) -> Any:
             with _reasons(module) as reasons:
                 built = wrapped(*args, **kwargs)
                 if not reasons() and lost_of(dataset, len(built)) > 0:
-                    # It comes out of the cache of `datasets`, or of processes that were not forked:
-                    # once more, to hear why.
-                    _again(wrapped, args, kwargs)
+                    # It comes out of the cache of `datasets`, or of processes that were not forked.
+                    _probe(wrapped, args, kwargs, reasons)
                 check_counts(dataset, len(built), reasons())
             check_trainable(built)
         except GuardError as error:
@@ -89,7 +92,7 @@ def check_counts(dataset: Any, built: int, reasons: list[str]) -> None:
         )
     lost, empty = lost_of(dataset, built), without_turns(dataset)
     if lost > 0:
-        any_ = next(iter(reasons), "none is logged")
+        any_ = next(iter(reasons), f"none is logged (the first {PROBED} were tried again)")
         first = next((reason for reason in reasons if reason.startswith("Failed")), any_)
         raise GuardError(
             f"{lost} of {total} conversations are lost on the way to token ids, {built} are left"
@@ -164,17 +167,30 @@ def _model_file(path: str, name: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _again(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Build the dataset once more, in this process and past the cache of `datasets`."""
+def _probe(wrapped: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reasons: Any) -> None:
+    """Build a few conversations once more, past the cache of `datasets`, until one says why it is lost.
+
+    Not the whole dataset: in one process that may take hours, and the counts are an error all the same.
+    """
     import datasets
 
     given = inspect.signature(wrapped).bind(*args, **kwargs)
     given.apply_defaults()
     given.arguments["num_proc"] = None
+    dataset = given.arguments["dataset"]
+    if not hasattr(dataset, "select"):
+        return
     enabled = datasets.is_caching_enabled()
     datasets.disable_caching()
+    deadline = time.monotonic() + PROBE_SECONDS
     try:
-        wrapped(*given.args, **given.kwargs)
+        for start in range(0, min(len(dataset), PROBED), PROBED_AT_ONCE):
+            end = min(start + PROBED_AT_ONCE, len(dataset))
+            given.arguments["dataset"] = dataset.select(range(start, end))
+            with suppress(Exception):  # where none of these few is left
+                wrapped(*given.args, **given.kwargs)
+            if reasons() or time.monotonic() > deadline:
+                return
     finally:
         if enabled:
             datasets.enable_caching()

@@ -123,6 +123,12 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
         write()
 
 
+def samples_so_far() -> int:
+    """Return how many samples this process has given back, computed or taken from files."""
+    account = _ours()
+    return account.samples + account.from_files if account is not None else 0
+
+
 @heartbeat.only_told
 def tell_transfer(how: str, reason: str = "") -> None:
     """Note how rows leave the worker: ``shared memory`` or ``replies``, and why not otherwise."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from vllm_compat.errors import UsageError
+from vllm_compat.runtime import identity
 from vllm_compat.runtime.heartbeat import DUMP
 
 SCHEMA_VERSION = 1
@@ -338,13 +339,15 @@ def ask(folder: Path, processes: Sequence[Process]) -> tuple[Mapping[str, Any], 
 
     The stack holds the functions of the main thread, innermost first, as ``function (file:line)``.
     """
-    alive = [p for p in processes if _stat(p.pid) is not None]
+    alive = [p for p in processes if _is_the_same(p)]
     asked = {}
     for process in alive:
         path = folder / f"{process.pid}.stack"
         if path.exists():  # only who listens: the signal would end any other
             asked[process.pid] = path.stat().st_size
             try:
+                if not _is_the_same(process):
+                    raise ProcessLookupError
                 os.kill(process.pid, DUMP)
             except OSError:
                 del asked[process.pid]
@@ -367,6 +370,14 @@ def ask(folder: Path, processes: Sequence[Process]) -> tuple[Mapping[str, Any], 
             }
         )
     return tuple(found)
+
+
+def _is_the_same(process: Process) -> bool:
+    """Whether a process that has spoken still runs: its id may be another's by now.
+
+    The signal that asks would end whoever does not know it.
+    """
+    return "started" in process.said and identity.start_of(process.pid) == process.said["started"]
 
 
 def _stack(path: Path, start: int) -> list[str]:
