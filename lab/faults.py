@@ -2,8 +2,8 @@
 
 Run inside an environment with vLLM and speculators (``python -m lab.faults MODEL --out
 FILE``). One generator is built; clean calls, some with the canary, must raise nothing; then each fault
-of `FAULTS` is put into the capture of the worker, or into the scheduler, for one call, and what stops it
-is noted. A call after each fault shows that nothing of it stays.
+of `FAULTS` is put into the capture of the worker, of `MODEL_FAULTS` into the model, and one into the
+scheduler, for one call, and what stops it is noted. A call after each fault shows that nothing stays.
 """
 
 from __future__ import annotations
@@ -104,11 +104,97 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def inject(worker: Any, name: str | None) -> None:
-    """Put a fault into this worker's capture, or take it out (None); runs in the worker."""
-    capture = worker._vllm_compat_capture
+def _norms(capture: Any) -> list[Any]:
+    """Return the norms that make the stream's sums: those in front of layers, and the last one."""
+    model = capture.runner.model
+    layers = model.get_submodule(capture.path)
+    return [*(layer.input_layernorm for layer in layers), model.get_submodule("model.norm")]
+
+
+def _add_itself(capture: Any) -> list[Any]:
+    """Let each layer add its output to the residual, and norms take the residual alone."""
+
+    def adds(forward: Any) -> Any:
+        def added(*args: Any, **kwargs: Any) -> Any:
+            hidden, residual = forward(*args, **kwargs)
+            return hidden, residual + hidden
+
+        return added
+
+    def alone(forward: Any) -> Any:
+        def of_residual(x: Any, residual: Any = None) -> Any:
+            return forward(x) if residual is None else (forward(residual), residual)
+
+        return of_residual
+
+    layers, norms = list(capture.runner.model.get_submodule(capture.path)), _norms(capture)
+    for layer in layers:
+        layer.forward = adds(layer.forward)
+    for norm in norms:
+        norm.forward = alone(norm.forward)
+    return [*layers, *norms]
+
+
+def _second_forward(capture: Any) -> list[Any]:
+    model = capture.runner.model
+    forward = model.forward
+
+    def twice(*args: Any, **kwargs: Any) -> Any:
+        forward(*args, **kwargs)
+        return forward(*args, **kwargs)
+
+    model.forward = twice
+    return [model]
+
+
+def _leave_reduction(capture: Any) -> list[Any]:
+    """Let each layer hand on its rank's part of the sum, and the next norm reduce it."""
+    from vllm.distributed import tensor_model_parallel_all_reduce
+
+    def reduces(forward: Any) -> Any:
+        def reduced(x: Any, residual: Any = None) -> Any:
+            if residual is None:
+                return forward(x)
+            return forward(tensor_model_parallel_all_reduce(x), residual)
+
+        return reduced
+
+    for layer in capture.runner.model.get_submodule(capture.path):
+        layer.mlp.down_proj.reduce_results = False
+    norms = _norms(capture)
+    for norm in norms:
+        norm.forward = reduces(norm.forward)
+    return norms
+
+
+MODEL_FAULTS: dict[str, Callable[[Any], list[Any]]] = {
+    "layers add their output themselves": _add_itself,
+    "a second forward in each step": _second_forward,
+    "partial sums left to the next norm": _leave_reduction,
+}
+"""Faults of the model itself, there from the first step on; each returns what got another forward."""
+
+OF_RANKS = ("partial sums left to the next norm",)
+"""Faults that there are with several ranks only."""
+
+
+def _take_out(capture: Any) -> None:
     capture.__dict__.pop("_end", None)
     capture.__dict__.pop("_fault_rows", None)
+    for module in capture.__dict__.pop("_fault_modules", ()):
+        del module.forward
+    for layer in capture.runner.model.get_submodule(capture.path):
+        layer.mlp.down_proj.reduce_results = True
+
+
+def inject(worker: Any, name: str | None) -> None:
+    """Put a fault into this worker, or take it out (None); runs in the worker."""
+    capture = worker._vllm_compat_capture
+    _take_out(capture)
+    if name in MODEL_FAULTS:
+        capture._fault_modules = MODEL_FAULTS[name](capture)
+        capture._prover.stream._steps.clear()  # as a model that has been so from its first step on
+        return
     if name is None or not capture.active:
         return
     end = capture._end
@@ -147,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="folder of a tiny model")
     parser.add_argument("--out", required=True, help="where the record goes")
     parser.add_argument("--capture", default="auto")
+    parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--clean", type=int, default=CLEAN_RUNS, help="clean calls")
     options = parser.parse_args(argv)
 
@@ -158,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
     generator = VllmHiddenStatesGenerator(
-        options.model, layer_ids=[0, 1, 3], max_model_len=256, tensor_parallel_size=1
+        options.model, layer_ids=[0, 1, 3], max_model_len=256, tensor_parallel_size=options.ranks
     )
     generator.scheduler.max_num_scheduled_tokens = STEP_TOKENS
     record: dict[str, Any] = {"kind": "faults", "model": Path(options.model).name, "faults": {}}
@@ -170,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _call(generator, _prompts(run))
     record["clean_runs"] = options.clean
-    for name in FAULTS:
+    names = [*FAULTS, *MODEL_FAULTS]
+    for name in names if options.ranks > 1 else [n for n in names if n not in OF_RANKS]:
         generator.executor.collective_rpc(inject, args=(name,))
         record["faults"][name] = _stopped(generator, prompts)
         generator.executor.collective_rpc(inject, args=(None,))

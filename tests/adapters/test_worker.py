@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from vllm_compat.analysis.drift import FindingKind
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.capture import slabs
 from vllm_compat.capture import worker as capture
+from vllm_compat.checks import SWITCHES
 from vllm_compat.runtime import run, run_record
 from vllm_compat.runtime.patching import Transaction
 
@@ -216,3 +218,21 @@ def told_of() -> dict[str, Any]:
     account = run.current().find(run_record.Account)
     assert account is not None
     return run_record._transfer(account)
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_what_is_captured_is_proven_unless_that_is_left_out_and_the_record_says_so(
+    extension: Any, make_case: MakeCase, transaction: Transaction, left_out: bool
+) -> None:
+    case = make_case("speculators_0_4")
+    off = SWITCHES if left_out else ()
+    plan = make_plan(case.contract, case.surface, case.environment, switched_off=off, features=SWITCHES)
+    by_name("worker.capture").install(transaction, plan)
+    worker = extension()
+    worker._setup_hidden_states_capture([0])
+    assert made_of(worker).options["prove"] is not left_out
+    assert plan.switched_off == off
+    run_record.open_for(plan)
+    states = SimpleNamespace(shape=(2, 4), dtype="float32")
+    run_record.add([{"input_ids": [1, 2], "hidden_states": [states]}])
+    assert ("residual stream NOT proven (proofs left out)" in run_record.summary()) is left_out

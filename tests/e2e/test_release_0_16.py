@@ -41,11 +41,13 @@ def test_every_scenario_is_right_with_15_kv_blocks(cell: Cell, speculators: str)
         ("0.4.0.1", "kimi_k25", 2, False),
         ("0.3.0", "deepseek_v3", 2, True),
         pytest.param("0.4.0.1", "deepseek_v3", 1, False, marks=beyond),
+        ("0.4.0.1", "llama", 2, False),
     ],
 )
 def test_models_and_ranks(cell: Cell, speculators: str, model: str, ranks: int, launcher: bool) -> None:
     record = cell("0.16.0", speculators, model, ranks=ranks, launcher=launcher)
     assert record["outcome"] == "right", record["error"]
+    assert "shows no residual stream" not in record["output"], "every layer asked for is proven"
     assert len(record["workers"]) == ranks
 
 

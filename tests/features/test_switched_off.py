@@ -149,3 +149,10 @@ def test_an_adapter_and_a_feature_can_be_left_out_together(applied: With) -> Non
     assert found["switched_off"] == ["atomic_save", "worker.capture"]
     assert owners & {"worker.capture", "atomic_save"} == set()
     assert "save_backlog" in owners
+
+
+def test_the_proofs_of_what_is_captured_can_be_left_out_like_a_feature(applied: With) -> None:
+    with_all, without = applied(), applied("proofs")
+    assert without["switched_off"] == ["proofs"]
+    assert without["digest"] != with_all["digest"], "workers have to be told"
+    assert without["patches"] == with_all["patches"]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lab.proof import StreamProof, TokenProof, embedding_of
 
+from vllm_compat.capture.proof import StreamProof, TokenProof, embedding_of
 from vllm_compat.capture.rows import Span
 from vllm_compat.errors import GuardError
 
@@ -115,7 +115,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
                 hidden, residual = layer(positions, hidden, residual)
         if isinstance(self.model.layers[0], AddsItself):
             return self.model.norm(residual)
-        if isinstance(self.model.layers[0], Parallel):
+        if isinstance(self.model.layers[0], (Parallel, Casts)):
             return self.model.norm(hidden)
         return self.model.norm(hidden, residual)[0] if residual is not None else self.model.norm(hidden)
 
@@ -150,8 +150,10 @@ def test_a_pair_whose_sum_the_next_norm_makes_is_proven() -> None:
     proof.check(proof.sample(captured))
     proof.check_logits(output[[2, 6]])
     assert proof.unproven == ()
-    assert not proof.begin(5)
+    watched = [proof.begin(5) for _ in range(2, 129)]
+    assert [n for n, begun in enumerate(watched, start=2) if begun] == [2, 4, 8, 16, 32, 64, 128]
     assert proof.begin(8)
+    proof.end()
 
 
 def test_a_norm_that_is_given_both_and_adds_nothing_is_told_by_what_it_hands_back() -> None:
@@ -161,6 +163,24 @@ def test_a_norm_that_is_given_both_and_adds_nothing_is_told_by_what_it_hands_bac
     proof, captured, _ = run(Parallel, summed)
     with pytest.raises(GuardError, match="layer 0, Parallel"):
         proof.check(proof.sample(captured))
+
+
+class HandsOnMore(Pair):
+    """Has no norm in front, and two inputs with a row a token: neither shows what the stream is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = torch.nn.Identity()
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        residual = hidden_states if residual is None else residual + hidden_states
+        return self.work(residual), residual
+
+
+def test_a_layer_behind_which_no_stream_shows_is_named_and_not_refused() -> None:
+    proof, captured, _ = run(HandsOnMore, summed)
+    proof.check(proof.sample(captured))
+    assert proof.unproven == (0, 2)
 
 
 def test_one_tensor_is_proven_by_the_next_layers_input() -> None:
@@ -185,6 +205,27 @@ def test_the_last_layer_alone_is_proven_by_the_last_norm() -> None:
     proof.check(proof.sample(captured))
     proof, captured, _ = run(Pair, first, ids=(LAYERS - 1,))
     with pytest.raises(GuardError, match="the last norm goes on with rows that differ"):
+        proof.check(proof.sample(captured))
+
+
+class Casts(Parallel):
+    """Norms a copy of another type, as layers do that compute their norms in more digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm()
+
+    def forward(self, positions: Any, hidden_states: Any, residual: Any) -> Any:
+        normed = self.input_layernorm(hidden_states.double()).float()
+        return hidden_states + self.work(normed), hidden_states
+
+
+def test_the_type_of_the_numbers_counts_only_where_a_layer_has_handed_them_on() -> None:
+    proof, captured, _ = run(Casts, first)
+    proof.check(proof.sample(captured))
+    assert proof.unproven == ()
+    proof, captured, _ = run(Pair, lambda out: summed(out).double())
+    with pytest.raises(GuardError, match=r"layer 0, Pair .*captured as torch.float64"):
         proof.check(proof.sample(captured))
 
 

@@ -398,11 +398,138 @@ def test_layers_of_that_name_from_another_file_are_captured_with_several_ranks(
 ) -> None:
     """What CPU builds have: the class of that name that reduces its own sums."""
     pretend(extension.model_runner.model, "Qwen3_5DecoderLayer", "vllm.model_executor.models.qwen3_5")
-    ranks = SimpleNamespace(world_size=2, rank_in_group=0)
-    monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: ranks)
+    other_rank(monkeypatch, lambda mine: mine)
     capture = Capture(extension, [0], shared=False)
     extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
     same(fetch(capture), {"r1": [rows(1, 2, 0)]})
+
+
+class RMSNorm(torch.nn.Identity):  # type: ignore[misc]
+    """Is the last norm by its name."""
+
+
+def other_rank(monkeypatch: pytest.MonkeyPatch, holds: Callable[[Any], Any], rank: int = 0) -> None:
+    """Give this process, a rank, a FAKE second one that holds what ``holds`` makes of its rows."""
+    ranks = SimpleNamespace(world_size=2, rank_in_group=rank, cpu_group="the ranks")
+    monkeypatch.setattr("vllm.distributed.get_tp_group", lambda: ranks)
+
+    def gather(into: list[Any], mine: Any, group: str) -> None:
+        assert group == "the ranks"
+        into[:] = [mine, holds(mine)]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+
+
+def test_a_partial_sum_is_found_by_comparing_ranks(
+    extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_rank(monkeypatch, lambda mine: {step: [rows * 0.5 for rows in mine[step]] for step in mine})
+    capture = Capture(extension, [0], shared=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    with pytest.raises(GuardError, match=r"layer 0, Layer .*ranks 0 and 1 hold different rows"):
+        capture.states()
+
+
+def test_a_rank_that_has_failed_still_meets_the_others(
+    extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[Any] = []
+    other_rank(monkeypatch, lambda mine: met.append(mine) or {})
+    extension.model_runner.model.skip = 0
+    capture = Capture(extension, [0], shared=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    assert met == [], "not within the step"
+    with pytest.raises(GuardError, match="without the layers"):
+        capture.states()
+    assert met == [{}]
+
+
+def test_a_step_that_raises_meets_nobody_and_is_compared_with_nothing(
+    extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[Any] = []
+    other_rank(monkeypatch, lambda mine: met.append(mine) or {1: []})
+    capture = Capture(extension, [0], shared=False)
+
+    def fail(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = extension.model_runner.model.model.layers[2].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    hook.remove()
+    assert met == []
+    with pytest.raises(GuardError, match="A step has failed: RuntimeError: out of memory"):
+        capture.states()
+    assert met == [{}]
+    assert not any(m._forward_pre_hooks for m in extension.model_runner.model.model.modules())
+
+
+@pytest.mark.parametrize("strategy", ["hooks", "auxiliary"])
+def test_a_rank_that_does_not_capture_shows_the_same_rows_and_never_asks_for_the_order(
+    extension: Any, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    other_rank(monkeypatch, lambda mine: mine, rank=1)
+    shown: list[Any] = []
+
+    def gather(into: list[Any], mine: Any, group: str) -> None:
+        shown.append(mine)
+        into[:] = [mine, mine]
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    runner = extension.model_runner
+    runner.model = Auxiliary()
+    runner.model.set_aux_hidden_state_layers(())
+    runner.model.norm = RMSNorm()
+    capture = Capture(extension, [0, 2], capture=strategy, shared=False)
+    runner.execute_model(step({"r1": (0, 2, 2)}))
+    assert not any(layer._forward_hooks for layer in runner.model.model.layers), "outside of a step"
+    assert capture.states() is None
+    ((number, sampled),) = shown[0].items()
+    assert number == 1
+    assert all(torch.equal(one, rows(1, 2, k)) for one, k in zip(sampled, (0, 2), strict=True))
+
+
+def test_a_hook_of_a_proof_never_raises_into_the_model(
+    extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise LookupError("what is this")
+
+    monkeypatch.setattr("vllm_compat.capture.proof.StreamProof._rows", fail)
+    capture = Capture(extension, [0], shared=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    with pytest.raises(
+        GuardError, match=r"Layer \(.*\) could not be looked at .*what is this.*without="
+    ):
+        capture.states()
+
+
+def test_without_proofs_a_wrong_stream_passes_and_no_rank_is_met(
+    extension: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[Any] = []
+    other_rank(monkeypatch, lambda mine: met.append(mine) or {})
+    capture = Capture(extension, [0], shared=False, prove=False)
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    same(fetch(capture), {"r1": [rows(1, 2, 0)]})
+    assert met == []
+
+
+def test_a_second_forward_in_a_step_is_refused(extension: Any) -> None:
+    forward = extension.model_runner.model.forward
+    capture = Capture(extension, [0], shared=False)
+    extension.model_runner.model.forward = lambda rows: (forward(rows), forward(rows * 2))[0]
+    extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+    with pytest.raises(GuardError, match=r"Decoder layer 0, Layer .* ran more than once in one step"):
+        capture.states()
+
+
+def test_a_batch_without_any_step_is_an_error_in_words(extension: Any) -> None:
+    capture = Capture(extension, [0])
+    capture.reset()
+    with pytest.raises(GuardError, match="No step of this batch has reached the model"):
+        capture.states()
 
 
 def test_a_residual_as_the_third_is_refused_on_one_rank(extension: Any) -> None:

@@ -98,6 +98,7 @@ class Capture(Adapter):
                 capture=capture,
                 stock=stock,
                 shared=shared,
+                prove="proofs" not in plan.switched_off,
                 transaction=transaction,
             )
             transaction.set_attribute(instance, _KEY, made)

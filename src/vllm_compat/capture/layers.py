@@ -103,7 +103,7 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
             if isinstance(hidden, torch.Tensor) and residual is None:
                 if any(element is not None for element in more):
                     raise GuardError(
-                        f"Decoder layer {name}, {_place(layer)}, returned None as its residual and"
+                        f"Decoder layer {name}, {where(layer)}, returned None as its residual and"
                         " something behind it: whether that belongs to the residual stream cannot be"
                         " told; use a vLLM release whose layer returns a pair, or wait for a"
                         " vllm_compat that reads this layer."
@@ -112,27 +112,32 @@ def stream_reader(layer: Any, name: str) -> Callable[[Any], Any]:
             if isinstance(hidden, torch.Tensor) and isinstance(residual, torch.Tensor):
                 if sums and hidden.shape != residual.shape:
                     raise GuardError(
-                        f"Decoder layer {name}, {_place(layer)}, returned tensors of the shapes"
+                        f"Decoder layer {name}, {where(layer)}, returned tensors of the shapes"
                         f" {list(hidden.shape)} and {list(residual.shape)}, which are no hidden states"
                         " and residual: its residual stream cannot be told."
                     )
                 if sums is None:
                     raise GuardError(
-                        f"Decoder layer {name}, {type(layer).__name__}, returned a pair of tensors, and"
+                        f"Decoder layer {name}, {where(layer)}, returned a pair of tensors, and"
                         " the source of its forward does not tell whether their sum or the first is the"
                         " residual stream."
                     )
                 return hidden + residual if sums else hidden.clone()
         raise GuardError(
-            f"Decoder layer {name} returned {type(output).__name__}, which is neither one tensor nor a"
-            " pair of hidden states and residual: its residual stream cannot be told."
+            f"Decoder layer {name}, {where(layer)}, returned {type(output).__name__}, which is neither"
+            " one tensor nor a pair of hidden states and residual: its residual stream cannot be told."
         )
 
     return read
 
 
-def _place(layer: Any) -> str:
-    return f"{type(layer).__name__} ({type(layer).__module__})"
+def where(layer: Any) -> str:
+    """Return a layer's class with file and line, for messages."""
+    cls = type(layer)
+    try:
+        return f"{cls.__name__} ({inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]})"
+    except (OSError, TypeError):
+        return f"{cls.__name__} ({cls.__module__})"
 
 
 def _by_token(stream: Any) -> Any:

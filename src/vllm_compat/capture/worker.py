@@ -9,13 +9,20 @@ from types import ModuleType
 from typing import Any
 
 from vllm_compat.capture import auxiliary, stock_loop
-from vllm_compat.capture.layers import decoder, is_ambiguous, refuse_misread, stream_reader
+from vllm_compat.capture.layers import decoder, is_ambiguous, refuse_misread, stream_reader, where
+from vllm_compat.capture.prover import Prover
 from vllm_compat.capture.rows import RowStore, Span, spans_of
 from vllm_compat.capture.transfer import SharedRowStore, SharedStates, Values
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime.patching import Transaction
 
 logger = logging.getLogger(__name__)
+
+_TWICE = (
+    "{} ran more than once in one step, and only one of these forwards can be the batch's: use a vLLM"
+    " configuration without a second forward a step (speculative decoding, ubatching), or another"
+    " release."
+)
 
 
 class Capture:
@@ -30,7 +37,8 @@ class Capture:
     ``auxiliary`` for the model's own auxiliary hidden states; ``auto`` for hooks, and the auxiliary
     states where hooks cannot tell the layers or their stream; ``stock`` for the downstream's loop, which
     needs ``stock`` (the downstream's worker module and its own set-up call). ``strategy`` is the one in
-    force. What is changed on the model and its runner is enlisted in ``transaction``.
+    force. With ``prove`` what is captured is proven (`vllm_compat.capture.prover`). What is changed on
+    the model and its runner is enlisted in ``transaction``.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class Capture:
         capture: str = "auto",
         stock: tuple[ModuleType, Callable[[], Any]] | None = None,
         shared: bool = True,
+        prove: bool = True,
         transaction: Transaction | None = None,
     ) -> None:
         self._transaction = transaction or Transaction()
@@ -69,23 +78,34 @@ class Capture:
             deliver(self._receive)
         else:
             self.strategy = self._capture_by(capture, count)
+        self._prover = self._proofs(count) if prove else None
         if self.active:
             self._order = batch_order(self.runner, self._transaction)
-            self._watch_steps()
             logger.info(
                 "vllm_compat captures layers %s of %s (%s).",
                 list(self.layer_ids),
                 self.path,
                 self.strategy,
             )
+        if self.active or (self._prover is not None and self._prover.meets):
+            self._watch_steps()
+
+    def _proofs(self, count: int) -> Prover:
+        return Prover(
+            self.runner.model,
+            count,
+            self.unique_ids,
+            captures=self.active,
+            spans=lambda: self._spans or self._spans_now(),
+            transaction=self._transaction,
+        )
 
     def _capture_by(self, capture: str, count: int) -> str:
         """Set hooks or ask for auxiliary states; return which. Every rank decides alike."""
         model = self.runner.model
         if capture == "auxiliary" or (capture == "auto" and self._hooks_cannot_tell(count)):
             self.path = type(model).__name__
-            receive = self._receive if self.active else lambda states: None
-            auxiliary.bind(model, self.unique_ids, receive, self._transaction)
+            auxiliary.bind(model, self.unique_ids, self._receive, self._transaction)
             return "auxiliary"
         self.path, layers = decoder(model, count)
         if self.active:
@@ -133,9 +153,12 @@ class Capture:
                 return execute_model(scheduler_output, *args, **kwargs)
             self._begin(scheduler_output)
             try:
-                return execute_model(scheduler_output, *args, **kwargs)
-            finally:
-                self._end()
+                result = execute_model(scheduler_output, *args, **kwargs)
+            except BaseException as error:
+                self._break_off(error)
+                raise
+            self._end()
+            return result
 
         self._transaction.set_attribute(self.runner, "execute_model", watched)
 
@@ -144,11 +167,29 @@ class Capture:
         self._ready.clear()
         self._spans = None
         self._step = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
+        if self._step is not None and self._prover is not None:
+            self._prover.begin(self._step)
 
     def _end(self) -> None:
+        """End a step that has not raised."""
         step, self._step = self._step, None
-        if step is None or self._failure:
+        if step is None:
             return
+        if self.active and not self._failure:
+            self._add(step)
+        if self._prover is not None:
+            self._prover.end(self._spans, self._captured, self._failure is not None)
+        self._captured.clear()
+
+    def _break_off(self, error: BaseException) -> None:
+        """Forget a step that has raised: nothing of it is looked at, on no rank."""
+        if self._step is not None:
+            self._failure = self._failure or f"A step has failed: {type(error).__name__}: {error}"
+        self._step = None
+        self._captured.clear()
+
+    def _add(self, step: Any) -> None:
+        """Add what one step has captured to the rows of its requests."""
         try:
             missing = [i for i in self.unique_ids if i not in self._captured]
             if missing:
@@ -162,14 +203,18 @@ class Capture:
             self.store.add(self._spans, captured)
         except GuardError as error:
             self._failure = str(error)
-        finally:
-            self._captured.clear()
 
     def _receive(self, tensors: list[Any]) -> None:
         """Take what was captured in one forward by other means than hooks, by ascending layer id."""
+        if not self.active:
+            if self._prover is not None:
+                self._prover.keep(tensors)
+            return
         if self._step is None or self._failure:
             return
         try:
+            if self._captured:
+                raise GuardError(_TWICE.format(f"{type(self.runner.model).__name__}"))
             self._spans = self._spans_now()
         except GuardError as error:
             self._failure = str(error)
@@ -183,9 +228,17 @@ class Capture:
             if self._step is None or self._failure:
                 return
             try:
+                if layer_id in self._captured:
+                    raise GuardError(_TWICE.format(f"Decoder layer {layer_id}, {where(layer)},"))
                 if self._spans is None:
                     self._spans = self._spans_now()
-                self._captured[layer_id] = stream(output)
+                rows = stream(output)
+                if rows.dim() != 2:
+                    raise GuardError(
+                        f"Decoder layer {layer_id}, {where(layer)}, hands on {list(rows.shape)}: a layer"
+                        " of several residual streams a token, which has no one row for it."
+                    )
+                self._captured[layer_id] = rows
                 if isinstance(self.store, SharedRowStore):
                     self._ready[layer_id] = self.store.mark()
             except GuardError as error:
@@ -204,7 +257,23 @@ class Capture:
         """Forget what was captured; the next batch begins."""
         self.store.clear()
         self._values = Values()
+        if self._prover is not None:
+            self._prover.clear()
         self._failure = None
+
+    def _judge(self) -> str | None:
+        """Return what is wrong with the steps of this batch, in words, or None."""
+        if self._failure:
+            return self._failure
+        if not self.store.rows:
+            return (
+                "No step of this batch has reached the model, so no row was captured: leave empty"
+                " batches out; if this one had prompts, the worker computes nothing when execute_model"
+                " is called, as the downstream expects: use another vLLM release, and report it."
+            )
+        if fault := self._values.judge(self.unique_ids):  # said more plainly than any proof would
+            return fault
+        return self._prover.judge() if self._prover is not None else None
 
     def states(self) -> dict[str, list[Any]] | SharedStates | None:
         """Return ``{request id: [CPU tensor [tokens, hidden] per layer asked for]}``; forget it.
@@ -216,16 +285,14 @@ class Capture:
         """
         import torch
 
+        # First of all, on every rank, whatever it has noticed: the others wait for it there.
+        unequal = self._prover.meet() if self._prover is not None else None
         if not self.active:
             return None
-        if self._failure:
-            failure = self._failure
-            self.reset()
-            raise GuardError(failure)
-        place = {layer_id: i for i, layer_id in enumerate(self.unique_ids)}
-        if fault := self._values.judge(self.unique_ids):
+        if fault := self._judge() or unequal:
             self.reset()
             raise GuardError(fault)
+        place = {layer_id: i for i, layer_id in enumerate(self.unique_ids)}
         if isinstance(self.store, SharedRowStore):
             return self.store.shared([place[layer_id] for layer_id in self.layer_ids])
         # The rows leave the device here. vLLM may pickle a reply in another thread (asynchronous

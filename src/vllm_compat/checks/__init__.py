@@ -1,6 +1,7 @@
 """Checks: what must hold of processes and data, always. They look, and change nothing.
 
-They are in force with every plan and are never switched off for an ablation.
+They are in force with every plan and are never switched off for an ablation. One can be left out by a
+user who must (`SWITCHES`), and the record of the run says so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from vllm_compat.runtime.patching import Transaction
 
 SAMPLE_TOKENS = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.sample_tokens"
+
+
+SWITCHES = ("proofs",)
+"""What `apply(without=…)` takes besides adapters and features: the proofs of what workers capture."""
 
 
 def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> None:

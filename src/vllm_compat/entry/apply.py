@@ -106,7 +106,8 @@ def apply(
         canary: Repeat prompts of the first batch alone and mixed with others, and refuse to go on
             unless their rows agree.
         without: Adapters and features to leave out by their names: an adapter although it is needed, to
-            see what it is good for; a feature because its change of behaviour is not wanted.
+            see what it is good for; a feature because its change of behaviour is not wanted. With
+            ``proofs`` the captured rows are not proven; the record of the run says so.
 
     Returns:
         What is in force: ``plan`` with the adapters and the reason of each, ``patches`` one by one,
@@ -169,7 +170,7 @@ def plan_installed(
     without: Collection[str] = (),
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
-    from vllm_compat import features
+    from vllm_compat import checks, features
     from vllm_compat.adapters import make_plan
     from vllm_compat.analysis.environment import CAPTURES
     from vllm_compat.analysis.installed import installed_pair
@@ -183,7 +184,8 @@ def plan_installed(
         contract, surface, environment = installed_pair(
             downstream, capture=capture, transfer=transfer, canary=canary
         )
-        return make_plan(contract, surface, environment, switched_off=without, features=features.names())
+        others = (*features.names(), *checks.SWITCHES)
+        return make_plan(contract, surface, environment, switched_off=without, features=others)
 
 
 def adopt(text: str) -> None:

@@ -238,10 +238,16 @@ def _extracted(account: Account) -> str:
     return (
         f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
         f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
+        + (", residual stream NOT proven (proofs left out)" if _unproven(account.plan) else "")
         + "".join(f", {sentence}" for sentence in account.notes)
         + (f"; {account.saved} files saved" if account.saved else "")
         + (f"; {kept}" if kept else "")
     )
+
+
+def _unproven(plan: Plan) -> bool:
+    """Whether the user has left out the proofs of what workers capture."""
+    return "proofs" in plan.switched_off
 
 
 def _speed(account: Account) -> float:
