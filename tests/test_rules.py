@@ -23,10 +23,13 @@ CACHES = {
     "adapters/__init__.py:registry": "the adapters there are",
     "adapters/_offsets.py:_byte_of": "a table of GPT-2's",
     "adapters/_offsets.py:_byte_level": "by the token's text",
-    "analysis/drift.py:union": "by the annotation's text",
+    "analysis/annotations.py:expression": "by the expression's text",
+    "analysis/annotations.py:form_of": "by the annotation's text",
+    "analysis/drift/annotated.py:union": "by the annotation's text",
+    "analysis/surface/constructors.py:_as_parameter": "by the entry of a field, which is frozen",
+    "analysis/surface/constructors.py:_is_field": "by an attribute's entry, which is frozen",
     "analysis/surface/recorded.py:mask_of": "by the text of the ranges",
     "analysis/surface/recorded.py:store": "files of the package, by their folder",
-    "analysis/surface/static.py:_expression": "by the expression's text",
     "commands/report/shapes.py:_canonical": "by the annotation's text",
     "commands/verify/model.py:stock_order": "by the number of prompts",
     "features/__init__.py:registry": "the features there are",
@@ -151,7 +154,7 @@ MUTATORS = {
 
 FOR_A_BLOCK = {
     "dataset.py:_reasons": "listens to the downstream's logger while a dataset is built",
-    "dataset.py:_again": "builds once more past the cache of `datasets`, to hear what is lost",
+    "dataset.py:_probe": "builds a few rows past the cache of `datasets`, to hear why rows are lost",
 }
 """Functions of checks that change something of others' while they run, and put it back then."""
 

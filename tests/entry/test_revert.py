@@ -98,7 +98,7 @@ def test_every_attribute_of_the_driver_is_the_identical_object_again(
     for found in (first, second):
         assert found["left"] == []
         assert found["after"] == NOTHING
-        assert found["during"]["environment"] == ["VLLM_COMPAT_PLAN"]
+        assert found["during"]["environment"] == ["VLLM_COMPAT_ORIGIN", "VLLM_COMPAT_PLAN"]
         assert found["during"]["signals"] == 1, "the launcher may ask for the stacks"
     targets = {target for _, target in first["patched"]}
     changed = set(first["during"]["others"])
@@ -132,7 +132,7 @@ def test_every_attribute_of_a_worker_is_the_identical_object_again(
         for worker in found["after"]:
             assert (worker["in_force"], worker["patched"], worker["own"]) == (False, [], [])
             assert worker["others"] == []
-            assert "VLLM_COMPAT_PLAN" not in worker["environment"]
+            assert {"VLLM_COMPAT_PLAN", "VLLM_COMPAT_ORIGIN"}.isdisjoint(worker["environment"])
             assert worker["finders"] == []
             assert worker["signals"] == 0
         assert found["driver"] == NOTHING
