@@ -334,7 +334,7 @@ def test_a_prompt_that_can_never_fit_is_an_error_before_the_batch_starts(
     engine = make_engine(downstream)(blocks=10 * groups, groups=groups)
     with pytest.raises(CapacityError) as caught:
         engine.generate([4, 41, 4])
-    assert str(caught.value) == (
+    assert str(caught.value).partition(" That is prompt")[0] == (
         f"Request req_0_1 has 41 tokens and needs {11 * groups} KV cache blocks, but this run has"
         f" only {10 * groups}: raise gpu_memory_utilization or the number of GPUs, or shorten the"
         " sequences."

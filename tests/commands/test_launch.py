@@ -353,6 +353,7 @@ def test_after_a_kill_the_whole_files_are_counted_and_not_what_the_record_last_s
             torn.write(b"PK")
         os.kill(os.getpid(), 9)
         """
+        + STOCK
     )
     folder = launcher.folder / "states"
     record = {"summary": "1 samples (7 tokens)."}

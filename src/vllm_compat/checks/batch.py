@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from vllm_compat.checks import misread
 from vllm_compat.checks.canary import check_canary, has_router
-from vllm_compat.errors import GuardError
+from vllm_compat.errors import GuardError, VllmCompatError
 from vllm_compat.runtime import context, heartbeat, run, run_record
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
                 except Exception as error:
                     before = run_record.samples_so_far()
                     if batch is given and (named := name_prompt(str(error), call.prompts, before)):
-                        raise GuardError(f"{str(error).rstrip('.')}. {named}") from error
+                        kind = type(error) if isinstance(error, VllmCompatError) else GuardError
+                        raise kind(f"{str(error).rstrip('.')}. {named}") from error
                     raise
 
         given = args[0] if args else kwargs.get("token_ids")
@@ -156,8 +157,8 @@ def name_prompt(error: str, prompts: Mapping[str, Sequence[int]], before: int) -
             return (
                 f"That is prompt {place} of this generate() call ({len(ids)} tokens: {begin}{more}),"
                 f" sample {before + place} of this run counted from 0: in stock's script data_<first +"
-                f" {before + place}>.pt, where <first> is the number that the run began with. Every run"
-                " stops there until that conversation is out of the data."
+                f" {before + place}>.pt, where <first> is the number that the run began with. To go on"
+                " without it, take that conversation out of the data."
             )
     return ""
 
