@@ -221,69 +221,50 @@ class Release:
         self, owner: Place, function: ast.FunctionDef, value: ast.expr, over: dict[str, list[Place]]
     ) -> tuple[Place, ...]:
         """Return the layer classes that an expression makes, following local names."""
-        found: list[Place] = []
-        local: dict[str, list[ast.AST]] = {}
-        for inner in ast.walk(function):
-            if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
-                local.setdefault(inner.targets[0].id, []).append(inner.value)
-            elif (
-                isinstance(inner, ast.Call)
-                and isinstance(inner.func, ast.Attribute)
-                and inner.func.attr == "append"
-                and isinstance(inner.func.value, ast.Name)
-            ):
-                local.setdefault(inner.func.value.id, []).extend(inner.args)
-            elif isinstance(inner, ast.FunctionDef) and inner is not function:
-                local.setdefault(inner.name, []).append(inner)
-        arguments = function.args
-        names = [*arguments.posonlyargs, *arguments.args]
-        for one, default in zip(
-            names[len(names) - len(arguments.defaults) :], arguments.defaults, strict=False
-        ):
-            local.setdefault(one.arg, []).append(default)
-        for one, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
-            if given is not None:
-                local.setdefault(one.arg, []).append(given)
+        found: dict[Place, None] = {}
+        local = _local_values(function)
         seen: set[tuple[str, str]] = set()
         pending: list[tuple[str, ast.AST]] = [(owner.module, value)]
         for module, node in pending:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Attribute) and ast.unparse(inner.value) == "self":
-                    method = self.sources.method(owner, inner.attr)
-                    key = ("self", inner.attr)
-                    if method and key not in seen:
-                        seen.add(key)
-                        pending.append((method[0].module, method[1]))
-                        continue
-                    assigned = self.sources.attribute(owner, inner.attr)
-                    if assigned and key not in seen:
-                        seen.add(key)
-                        pending.append((assigned[0].module, assigned[1]))
-                if not isinstance(inner, ast.Name) or (module, inner.id) in seen:
-                    continue
-                seen.add((module, inner.id))
-                if inner.id in over:
-                    found += [p for p in over[inner.id] if p not in found]
-                    continue
-                for more in local.get(inner.id, []):
-                    pending.append((module, more))
-                if inner.id in local:
-                    continue
-                at_names = self.sources.names(module).get(inner.id)
-                if isinstance(at_names, ast.Dict):
-                    pending.append((module, at_names))
-                for at, _ in self.sources.places(module, inner.id):
-                    node_at = self.sources.names(at.module).get(at.name)
-                    if isinstance(node_at, ast.ClassDef):
-                        if self._is_layer(at) and at not in found:
-                            found.append(at)
-                    elif (
-                        isinstance(node_at, ast.FunctionDef)
-                        and _is_model_module(at.module)
-                        and at.name not in ("make_layers", "maybe_prefix", "extract_layer_index")
-                    ):
-                        pending.append((at.module, node_at))
+                    if ("self", inner.attr) not in seen:
+                        name = inner.attr
+                        held = self.sources.method(owner, name) or self.sources.attribute(owner, name)
+                        if held:
+                            seen.add(("self", name))
+                            pending.append((held[0].module, held[1]))
+                elif isinstance(inner, ast.Name) and (module, inner.id) not in seen:
+                    seen.add((module, inner.id))
+                    if inner.id in over:
+                        found.update(dict.fromkeys(over[inner.id]))
+                    elif inner.id in local:
+                        pending += [(module, more) for more in local[inner.id]]
+                    else:
+                        layers, further = self._global(module, inner.id)
+                        found.update(dict.fromkeys(layers))
+                        pending += further
         return tuple(found)
+
+    def _global(self, module: str, name: str) -> tuple[list[Place], list[tuple[str, ast.AST]]]:
+        """Return the layer classes that a module's name means, and what else to look at for it."""
+        layers: list[Place] = []
+        further: list[tuple[str, ast.AST]] = []
+        value = self.sources.names(module).get(name)
+        if isinstance(value, ast.Dict):
+            further.append((module, value))
+        for at, _ in self.sources.places(module, name):
+            node = self.sources.names(at.module).get(at.name)
+            if isinstance(node, ast.ClassDef):
+                if self._is_layer(at):
+                    layers.append(at)
+            elif (
+                isinstance(node, ast.FunctionDef)
+                and _is_model_module(at.module)
+                and at.name not in ("make_layers", "maybe_prefix", "extract_layer_index")
+            ):
+                further.append((at.module, node))
+        return layers, further
 
     def _is_layer(self, place: Place) -> bool:
         if not _is_model_module(place.module):
@@ -294,6 +275,32 @@ class Release:
         return not re.search(
             r"Norm|Linear$|Embedding|MoE$|MLP$|Attention$|Missing|Conv\w*$|Gate$", place.name
         )
+
+
+def _local_values(function: ast.FunctionDef) -> dict[str, list[ast.AST]]:
+    """Return what a function's local names may stand for: assigned, appended, defined, defaults."""
+    local: dict[str, list[ast.AST]] = {}
+    for inner in ast.walk(function):
+        if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+            local.setdefault(inner.targets[0].id, []).append(inner.value)
+        elif (
+            isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and inner.func.attr == "append"
+            and isinstance(inner.func.value, ast.Name)
+        ):
+            local.setdefault(inner.func.value.id, []).extend(inner.args)
+        elif isinstance(inner, ast.FunctionDef) and inner is not function:
+            local.setdefault(inner.name, []).append(inner)
+    arguments = function.args
+    names = [*arguments.posonlyargs, *arguments.args]
+    last = names[len(names) - len(arguments.defaults) :]
+    for one, default in zip(last, arguments.defaults, strict=False):
+        local.setdefault(one.arg, []).append(default)
+    for one, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=False):
+        if given is not None:
+            local.setdefault(one.arg, []).append(given)
+    return local
 
 
 def _is_model_module(module: str) -> bool:
