@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.trial.origin import made_by
+
 CLEAN_RUNS = 50
 CANARY_EVERY = 5
 """Every so many clean runs have the canary as well, which costs eight calls."""
@@ -248,7 +250,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.model, layer_ids=[0, 1, 3], max_model_len=256, tensor_parallel_size=options.ranks
     )
     generator.scheduler.max_num_scheduled_tokens = STEP_TOKENS
-    record: dict[str, Any] = {"kind": "faults", "model": Path(options.model).name, "faults": {}}
+    record: dict[str, Any] = {
+        "kind": "faults",
+        "vllm_compat": made_by(),
+        "model": Path(options.model).name,
+        "faults": {},
+    }
     prompts = _prompts(0)
     expected = generator.generate(prompts)
     for run in range(options.clean):

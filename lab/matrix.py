@@ -41,6 +41,7 @@ from vllm_compat import trial
 from vllm_compat.adapters import registry
 from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError, VllmCompatError
+from vllm_compat.trial.origin import made_by
 
 SCHEMA_VERSION = 1
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")
@@ -404,6 +405,7 @@ class Matrix:
         record = {
             "schema_version": SCHEMA_VERSION,
             "kind": "matrix cell",
+            "vllm_compat": made_by(),
             "cell": cell.name,
             "versions": {"vllm": release, "speculators": speculators},
             "without": [],
@@ -567,6 +569,7 @@ def _slim(cell: Cell, found: dict[str, Any], overlay: Overlay | None) -> dict[st
     record: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "matrix cell",
+        "vllm_compat": found.get("vllm_compat") or made_by(),
         "cell": cell.name,
         "versions": found.get("versions") or {"vllm": cell.vllm, "speculators": cell.speculators},
         "python": found.get("python"),

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.trial.origin import made_by
+
 
 def slim(cell: dict[str, Any]) -> dict[str, Any]:
     """Return a cell without paths of the machine it ran on, and without what nobody reads again."""
@@ -55,6 +57,7 @@ def families(folder: str, out: str, where: str) -> None:
                 cells[key] = found
     made = {
         "kind": "families",
+        "vllm_compat": made_by(),
         "schema_version": 1,
         "where": where,
         "families": list(cells.values()),
@@ -84,7 +87,12 @@ def transfers(folder: str, out: str, device: str) -> None:
                     "endurance": cell.get("endurance"),
                 }
             )
-    made = {"kind": "transfers", **{k: facts[k] for k in keys if k in facts}, "cells": cells}
+    made = {
+        "kind": "transfers",
+        "vllm_compat": made_by(),
+        **{k: facts[k] for k in keys if k in facts},
+        "cells": cells,
+    }
     Path(out).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
@@ -125,7 +133,7 @@ def main(folder: str, out: str, *flags: str) -> None:
     cells = sorted(map(slim, cells), key=lambda c: json.dumps([
         c.get("plan", {}).get("vllm", ""), c.get("plan", {}).get("downstream_version", ""), c["model"],
         c.get("plan", {}).get("switched_off", []), len(c.get("workers") or [])]))  # fmt: skip
-    record = {"kind": "suite", "schema_version": 1, "cells": cells}
+    record = {"kind": "suite", "schema_version": 1, "vllm_compat": made_by(), "cells": cells}
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -22,6 +22,8 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+from vllm_compat.trial.origin import made_by
+
 MARK = "KILL_WORKER_RUN"
 """The variable by which processes of this run are told from all others."""
 PROGRAM = """
@@ -72,6 +74,7 @@ def main() -> int:
     shared = sorted(name for name in files | shared_files(left) if Path("/dev/shm", name).exists())
     record = {
         "kind": f"killed {whom}",
+        "vllm_compat": made_by(),
         "ranks": int(ranks),
         "seconds_to_the_end": round(seconds, 1),
         "exit_status": status,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.trial.models import _INT4_CONFIG, write_fast_tokenizer
+from vllm_compat.trial.origin import made_by
 
 LENGTH, BATCH, CALLS = 2048, 4, 3
 YARN = {
@@ -159,7 +160,12 @@ def main() -> int:
         Path(out).write_text(json.dumps(part(Path(folder), json.loads(layer_ids))))
         return 0
     out, names = Path(sys.argv[1]), sys.argv[2:] or list(CASES)
-    record: dict[str, Any] = {"schema_version": 1, "kind": "preflight on a GPU", "cases": {}}
+    record: dict[str, Any] = {
+        "schema_version": 1,
+        "kind": "preflight on a GPU",
+        "vllm_compat": made_by(),
+        "cases": {},
+    }
     for name in names:
         config, layer_ids = CASES[name]
         with tempfile.TemporaryDirectory(prefix="vllm-compat-") as temporary:

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from vllm_compat.trial.origin import made_by
+
 WIDE = {"hidden_size": 4096, "intermediate_size": 4096, "num_hidden_layers": 4,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
 
@@ -29,7 +31,11 @@ def main(out: str, rate: str = "0.4", batches: str = "12", child: str = "") -> i
     if child:
         print("RESULT " + json.dumps(measure(float(rate) * 1e9, int(batches), child)), flush=True)
         return 0
-    record: dict[str, Any] = {"kind": "save backlog", "disk_bytes_per_second": float(rate) * 1e9}
+    record: dict[str, Any] = {
+        "kind": "save backlog",
+        "vllm_compat": made_by(),
+        "disk_bytes_per_second": float(rate) * 1e9,
+    }
     for how in ("bounded", "unbounded"):
         command = [sys.executable, __file__, out, rate, batches, how]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

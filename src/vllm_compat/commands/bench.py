@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.errors import UsageError
+from vllm_compat.trial.origin import made_by
 
 SCHEMA_VERSION = 1
 MODES = ("plain", "stock", "rpc", "auto", "auxiliary")
@@ -196,6 +197,7 @@ def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
+        "vllm_compat": made_by(),
         "model": options.model or f"random weights, {options.shape or 'tiny'} Llama",
         "tensor_parallel_size": options.tensor_parallel_size,
         "calls": options.calls,

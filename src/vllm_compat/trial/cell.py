@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.trial.origin import made_by
+
 SCHEMA_VERSION = 1
 STEP_TOKENS = 48
 """Token budget of a step in the scenarios that cut prompts (chunked prefill)."""
@@ -83,6 +85,7 @@ def recorded(
     The status is 0 if the record's outcome is ``right``.
     """
     begin = time.perf_counter()
+    record["vllm_compat"] = made_by()
     try:
         run(options, record)
     except BaseException as error:
