@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vllm_compat.runtime.patching import Wrapper
 
 
-class _Agreed:
+class Agreed:
     """The generators of this run whose canary has agreed."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         heartbeat.phase("extracting", call_since=time.monotonic())
         try:
             results, prompts = once(given, *args, **kwargs)
-            agreed = run.current().part(_Agreed).generators
+            agreed = run.current().part(Agreed).generators
             if canary and instance not in agreed:
 
                 def again(batch: list[list[int]]) -> Any:
