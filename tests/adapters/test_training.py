@@ -13,8 +13,9 @@ import pytest
 
 from vllm_compat.adapters import by_name, registry
 from vllm_compat.adapters.base import Case
-from vllm_compat.adapters.training import load_by_ending
+from vllm_compat.adapters.training import Head, head_of, load_by_ending
 from vllm_compat.analysis.plan import Plan
+from vllm_compat.errors import IncompatibleError
 from vllm_compat.runtime.context import building
 
 MakeCase = Callable[..., Case]
@@ -32,11 +33,15 @@ TEXT = {"hidden_size": 8, "vocab_size": 16}
             [
                 "training.layer_ids",
                 "training.verifier_config",
+                "training.verifier_head",
                 "training.verifier_norm",
                 "training.verifier_prefix",
             ],
         ),
-        ("speculators_0_4", ["training.layer_ids", "training.verifier_config"]),
+        (
+            "speculators_0_4",
+            ["training.layer_ids", "training.verifier_config", "training.verifier_head"],
+        ),
     ],
 )
 def test_a_release_gets_what_its_source_lacks(
@@ -215,3 +220,58 @@ def draft_trained_on(files: Any = None, folder: Path | None = None) -> Any:
     data.Eagle3SampleFileDataset(8, folder and str(folder), files and [str(file) for file in files])
     config = SimpleNamespace(name_or_path="known", eagle_aux_hidden_state_layer_ids=None)
     return core.Eagle3DraftModel(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [
+        ({"model_type": "llama", "rms_norm_eps": 1e-6}, Head()),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": None}, Head(shifted=True)),
+        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, Head(shifted=True, cap=30)),
+        (SimpleNamespace(model_type="granite", logits_scaling=8), Head(scale=0.125)),
+        ({"model_type": "cohere2", "logit_scale": 0.0625}, Head(scale=0.0625)),
+    ],
+)
+def test_a_verifiers_configuration_tells_its_head(config: Any, head: Head) -> None:
+    assert head_of(config) == head
+
+
+def test_a_verifier_with_another_norm_is_refused_before_its_draft_is_made(
+    modules: Any, make_case: MakeCase, install: Install, tmp_path: Path
+) -> None:
+    install("training.verifier_head", make_case())
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8, "layer_norm_eps": 1e-5}))
+    core = importlib.import_module("speculators.models.eagle3.core")
+    with pytest.raises(IncompatibleError, match="has no last norm of the kind rms_norm"):
+        core.Eagle3DraftModel(SimpleNamespace(name_or_path=str(tmp_path)))
+
+
+class Weight:
+    """A FAKE tensor: what is added to it."""
+
+    added = 0
+
+    def __iadd__(self, more: int) -> Weight:
+        self.added += more
+        return self
+
+
+def test_the_norm_is_shifted_and_the_head_scaled_once_they_are_loaded(
+    modules: Any, make_case: MakeCase, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("training.verifier_head", make_case())
+    core = importlib.import_module("speculators.models.eagle3.core")
+    weight, hooks = Weight(), []
+    head = SimpleNamespace(register_forward_hook=hooks.append)
+    norm = SimpleNamespace(weight=SimpleNamespace(data=weight))
+    monkeypatch.setattr(core.Eagle3DraftModel, "verifier_norm", norm, raising=False)
+    monkeypatch.setattr(core.Eagle3DraftModel, "verifier_lm_head", head, raising=False)
+    for config, added, count in (
+        ({"model_type": "llama"}, 0, 0),
+        ({"model_type": "gemma"}, 1, 0),
+        ({"model_type": "granite", "logits_scaling": 4}, 1, 1),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        core.Eagle3DraftModel(SimpleNamespace(name_or_path=str(tmp_path)))
+        assert (weight.added, len(hooks)) == (added, count)
+    assert hooks[0](None, (), 8.0) == 2.0

@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,13 @@ logger = logging.getLogger("vllm_compat")
 _NORM = "model.norm.weight"
 _KEY = "_vllm_compat_verifier_norm"
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_SHIFTED = frozenset({"gemma", "gemma2", "gemma3", "recurrent_gemma", "vaultgemma", "qwen3_next"})
+_LAYER_NORM = ("layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
+_OTHER_NORM = (
+    "{} has no last norm of the kind rms_norm (model.norm.weight and rms_norm_eps), and speculators 0.3"
+    " and 0.4 know no other: a draft would be trained towards what are not this model's logits. Hidden"
+    " states can be extracted; train on them with another trainer."
+)
 
 
 class VerifierConfig(Adapter):
@@ -182,11 +190,133 @@ def _norm_of(model_path: str) -> tuple[Any, float]:
     config = getattr(config, "text_config", config)
     epsilon = getattr(config, "rms_norm_eps", None)
     if _NORM not in found or epsilon is None:
-        raise IncompatibleError(
-            f"{model_path} has no {_NORM} or no rms_norm_eps: this speculators trains towards logits"
-            " that lack the verifier's last norm, and it cannot be put in; train with speculators 0.4."
+        raise IncompatibleError(_OTHER_NORM.format(model_path))
+    return found[_NORM] + 1 if head_of(config).shifted else found[_NORM], float(epsilon)
+
+
+class VerifierHead(Adapter):
+    """Make the targets the verifier's logits where its head is more than a matrix."""
+
+    name = "training.verifier_head"
+    order = 1015
+    targets = ("{draft}.__init__",)
+    vllm = ">=0.11.0"
+    downstream = "<0.5"
+    changed = (
+        "Nothing in vLLM: Gemma's norm multiplies by 1 + weight, Granite divides its logits, Gemma-2"
+        " caps them; the loss is taken against logits without that, and says nothing."
+    )
+    relies = (
+        "Makes its targets by rms_norm(x) * weight (0.3.0 without that) and a matrix, for any verifier."
+    )
+    does = (
+        "Once the verifier's norm and head are loaded, adds one to the norm's weight where the family"
+        " has it, and scales and caps what the head gives, by the verifier's configuration. Where the"
+        " verifier's last norm is no rms_norm, it refuses."
+    )
+    decided_by = ("trainer",)
+    shown_in = ("tests/e2e/test_verifier_head.py",)
+    until = "speculators 0.4 is out of use."
+    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
+    shown_by = (
+        "gemma2 and granite, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: the targets are not the logits"
+        " that transformers computes"
+    )
+
+    def need(self, case: Case) -> Need | None:
+        trainer = trainer_of(case.environment)
+        if trainer is None:
+            return None
+        return Need(
+            f"the draft of {trainer.site} takes the verifier's head for a norm and a matrix",
+            targets=(f"{trainer.draft}.__init__",),
         )
-    return found[_NORM], float(epsilon)
+
+    def install(self, transaction: Transaction, plan: Plan) -> None:
+        def make(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            verifier = _verifier_of(args[0] if args else kwargs.get("config"))
+            _refuse_other_norms(verifier)
+            result = wrapped(*args, **kwargs)
+            head = head_of(_text_config(verifier))
+            norm = getattr(instance, "verifier_norm", None)
+            if head.shifted and norm is not None:
+                norm.weight.data += 1
+            if head.scale != 1 or head.cap:
+                instance.verifier_lm_head.register_forward_hook(lambda module, given, out: head(out))
+            return result
+
+        for target in self.targets_of(plan):
+            transaction.wrap(target, make)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a verifier's logits are beyond rms_norm and a matrix.
+
+    ``shifted``: the norm multiplies by 1 + weight. Logits are multiplied by ``scale``, then bounded by
+    ``cap`` (``cap * tanh(logits / cap)``; 0: not at all).
+    """
+
+    shifted: bool = False
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def __call__(self, logits: Any) -> Any:
+        """Return the verifier's logits from what its matrix gives."""
+        logits = logits * self.scale
+        return (logits / self.cap).tanh() * self.cap if self.cap else logits
+
+
+def head_of(config: Any) -> Head:
+    """Return what a verifier's head is, by its configuration (the decoder's part; mapping or object).
+
+    As transformers 4.57 and 5 compute it (``models/<model_type>/modeling_*.py``): gemma, gemma2, gemma3,
+    recurrent_gemma, vaultgemma and qwen3_next norm by 1 + weight; ``logits_scaling`` of granite divides,
+    ``logit_scale`` of cohere and ``lm_head_multiplier`` of falcon_h1 multiply;
+    ``final_logit_softcapping`` (``logits_soft_cap`` in recurrent_gemma) caps.
+    """
+
+    def of(key: str, otherwise: float) -> float:
+        value = config.get(key) if isinstance(config, Mapping) else getattr(config, key, None)
+        return float(value) if isinstance(value, int | float) else otherwise
+
+    kind = config.get("model_type") if isinstance(config, Mapping) else getattr(config, "model_type", "")
+    return Head(
+        shifted=str(kind).removesuffix("_text") in _SHIFTED,
+        scale=of("logit_scale", 1) * of("lm_head_multiplier", 1) / of("logits_scaling", 1),
+        cap=of("final_logit_softcapping", 0) or of("logits_soft_cap", 0),
+    )
+
+
+def _verifier_of(config: Any) -> str:
+    """Return the verifier's folder or name, from a draft's configuration."""
+    verifier = getattr(getattr(config, "speculators_config", None), "verifier", config)
+    return str(getattr(verifier, "name_or_path", ""))
+
+
+def _text_config(path: str) -> Mapping[str, Any]:
+    """Return the decoder's part of a verifier's ``config.json``; empty where it is not here."""
+    from vllm_compat.analysis.layer_ids import read_config
+
+    try:
+        config = read_config(path)
+    except UsageError:
+        return {}
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _refuse_other_norms(path: str) -> None:
+    """Refuse a verifier that has LayerNorm: neither release knows another norm than rms_norm.
+
+    Raises:
+        IncompatibleError: Its configuration has an epsilon of a LayerNorm, and none of an rms_norm.
+    """
+    from vllm_compat.errors import IncompatibleError
+
+    config = _text_config(path)
+    if "rms_norm_eps" not in config and any(key in config for key in _LAYER_NORM):
+        raise IncompatibleError(_OTHER_NORM.format(path))
 
 
 class VerifierPrefix(Adapter):
