@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 CLEAN_RUNS = 50
 CANARY_EVERY = 5

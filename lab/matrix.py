@@ -41,7 +41,7 @@ from vllm_compat import trial
 from vllm_compat.adapters import registry
 from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError, VllmCompatError
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 SCHEMA_VERSION = 1
 SPECULATORS = ("0.3.0", "0.4.0", "0.4.0.1")

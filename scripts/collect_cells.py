@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 
 def slim(cell: dict[str, Any]) -> dict[str, Any]:

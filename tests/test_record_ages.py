@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from vllm_compat._version import __version__
-from vllm_compat.trial import origin
+from vllm_compat.trial import stamp
 
 ROOT = Path(__file__).parent.parent
 RECORDS = sorted((ROOT / "records").rglob("*.json"))
@@ -47,8 +47,8 @@ def changed(paths: tuple[str, ...], at: Path = ROOT) -> str:
 
 def day_of(path: Path, record: dict[str, Any], at: Path = ROOT) -> str:
     """Return the day on which a record was made, at the latest."""
-    stamp = record.get("vllm_compat")
-    return str(stamp["date"]) if stamp else changed((str(path.relative_to(at)),), at)
+    made = record.get("vllm_compat")
+    return str(made["date"]) if made else changed((str(path.relative_to(at)),), at)
 
 
 def older(at: Path = ROOT, code: tuple[str, ...] = SPOKEN_FOR) -> Counter[str]:
@@ -119,12 +119,12 @@ def test_the_stamp_counts_and_where_there_is_none_the_commit(checkout: Path) -> 
 
 
 def test_a_stamp_names_version_commit_and_day(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stamp = origin.made_by()
-    assert stamp["version"] == __version__
+    made = stamp.made_by()
+    assert made["version"] == __version__
     head = git("rev-parse", "--short=12", "HEAD") if (ROOT / ".git").exists() else None
-    assert stamp["commit"] in (head, f"{head}+")
-    assert date.fromisoformat(stamp["date"]) <= date.today()
-    assert origin._commit(tmp_path) is None
+    assert made["commit"] in (head, f"{head}+")
+    assert date.fromisoformat(made["date"]) <= date.today()
+    assert stamp._commit(tmp_path) is None
     (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert origin._commit(tmp_path) is None
+    assert stamp._commit(tmp_path) is None

@@ -64,15 +64,20 @@ class Calls(Norms):
 
     def _met(self, node: ast.Call, place: Place, env: Env, depth: int) -> Call:
         """Return a call with its arguments' values."""
-        positional: list[Value] = []
-        for argument in node.args:
-            value = self._value(argument, env, depth)
-            if isinstance(argument, ast.Starred) and isinstance(value, Tuple):
-                positional += value.items
-            else:
-                positional.append(value)
+        positional = self._values(node.args, env, depth)
         named = {k.arg: self._value(k.value, env, depth) for k in node.keywords if k.arg}
         return Call(node, place, positional, named, depth)
+
+    def _values(self, nodes: list[ast.expr], env: Env, depth: int) -> list[Value]:
+        """Return the values of arguments or elements, those of a starred tuple one by one."""
+        values: list[Value] = []
+        for node in nodes:
+            value = self._value(node, env, depth)
+            if isinstance(node, ast.Starred) and isinstance(value, Tuple):
+                values += value.items
+            else:
+                values.append(value)
+        return values
 
     def _inherited(self, call: Call, name: str, own: Value | None) -> Value:
         """Follow ``super().NAME(…)``."""

@@ -41,7 +41,7 @@ class Expressions(Calls):
         if isinstance(node, ast.Name):
             return env.get(node.id, opaque())
         if isinstance(node, (ast.Tuple, ast.List)):
-            return self._listed(node, env, depth)
+            return Tuple(tuple(self._values(node.elts, env, depth)))
         if isinstance(node, ast.BinOp):
             return self._combined(node.op, node.left, node.right, env, depth)
         if isinstance(node, ast.IfExp):
@@ -59,16 +59,6 @@ class Expressions(Calls):
         if isinstance(node, (ast.Await, ast.Starred)):
             return self._value(node.value, env, depth)
         return opaque(self._named(node, env))
-
-    def _listed(self, node: ast.Tuple | ast.List, env: Env, depth: int) -> Tuple:
-        items: list[Value] = []
-        for one in node.elts:
-            value = self._value(one, env, depth)
-            if isinstance(one, ast.Starred) and isinstance(value, Tuple):
-                items += value.items
-            else:
-                items.append(value)
-        return Tuple(tuple(items))
 
     def _named(self, node: ast.AST, env: Env) -> frozenset[Slot]:
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 MARK = "KILL_WORKER_RUN"
 """The variable by which processes of this run are told from all others."""

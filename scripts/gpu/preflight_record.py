@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.trial.models import _INT4_CONFIG, write_fast_tokenizer
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 LENGTH, BATCH, CALLS = 2048, 4, 3
 YARN = {

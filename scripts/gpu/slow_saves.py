@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 WIDE = {"hidden_size": 4096, "intermediate_size": 4096, "num_hidden_layers": 4,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip

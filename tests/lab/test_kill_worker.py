@@ -68,7 +68,7 @@ def end(folder: Path, foreign: Any, *, clean: bool) -> tuple[int, dict[str, Any]
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(LAUNCHER.format(clean=clean))
     (package / "trial").mkdir()
-    (package / "trial" / "origin.py").write_text("def made_by(): return {}\n")
+    (package / "trial" / "stamp.py").write_text("def made_by(): return {}\n")
     out = folder / "killed.json"
     with subprocess.Popen(
         [sys.executable, str(SCRIPT), "model", str(out), "1"],

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm_compat.adapters.base import Adapter, Case, Need
 from vllm_compat.analysis.facts import trainer_of
@@ -33,7 +33,26 @@ _OTHER_NORM = (
 )
 
 
-class VerifierConfig(Adapter):
+class _TrainerAdapter(Adapter):
+    """An adapter about how the downstream makes a draft, needed wherever its source does that."""
+
+    decided_by = ("trainer",)
+    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
+    gap: ClassVar[str] = ""
+    """Which of the trainer's ``gaps`` it fills; empty: it is needed with any trainer."""
+    reason: ClassVar[str]
+    """Why a plan has the adapter, one sentence; ``{site}`` is where the verifier is read."""
+
+    def need(self, case: Case) -> Need | None:
+        trainer = trainer_of(case.environment)
+        if trainer is None or (self.gap and self.gap not in trainer.gaps):
+            return None
+        names = {"draft": trainer.draft, "setup": trainer.setup, "draft_module": trainer.module}
+        told = tuple(target.format(**names) for target in self.targets if "{" in target)
+        return Need(self.reason.format(site=trainer.site), targets=told)
+
+
+class VerifierConfig(_TrainerAdapter):
     """Read the decoder's part of a nested configuration, without running remote code."""
 
     name = "training.verifier_config"
@@ -48,6 +67,7 @@ class VerifierConfig(Adapter):
         "Nothing in vLLM: Kimi-K2.5's configuration is remote code and nests the decoder's under"
         " text_config; transformers 5 knows the model, transformers 4 does not."
     )
+    reason = "{site} reads the verifier's configuration without trust_remote_code"
     relies = (
         "Reads the verifier's configuration without trust_remote_code when a draft is made, and so does"
         " its training script; 0.3.0 looks for hidden_size at its top."
@@ -57,23 +77,12 @@ class VerifierConfig(Adapter):
         " trust; no remote code runs. Calls that name trust_remote_code, and those of a generator, are"
         " left alone. Where the draft's class does not look for text_config, it is given that."
     )
-    decided_by = ("trainer",)
     shown_in = ("tests/e2e/test_pipeline.py",)
     until = "the downstream reads nested configurations and asks for trust."
-    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: the trainer stops, the repository"
         " contains custom code"
     )
-
-    def need(self, case: Case) -> Need | None:
-        trainer = trainer_of(case.environment)
-        if trainer is None:
-            return None
-        return Need(
-            f"{trainer.site} reads the verifier's configuration without trust_remote_code",
-            targets=(f"{trainer.draft}.{trainer.setup}",),
-        )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         trainer = trainer_of(plan.environment)
@@ -120,7 +129,7 @@ def _text_config_of_remote_code(path: str) -> dict[str, Any] | None:
     return None if known else json.loads(json.dumps(text))
 
 
-class VerifierNorm(Adapter):
+class VerifierNorm(_TrainerAdapter):
     """Put the verifier's last norm between its last hidden state and its head."""
 
     name = "training.verifier_norm"
@@ -129,28 +138,19 @@ class VerifierNorm(Adapter):
     vllm = ">=0.11.0"
     downstream = "<0.4"
     changed = "Nothing: a fault of the downstream on every vLLM; 0.4.0 has the norm (verifier_norm)."
+    gap = "norm"
+    reason = "the draft of {site} has no norm in front of the verifier's head"
     relies = (
         "Takes the last entry of hidden_states, which is captured before the verifier's norm, to the"
         " verifier's head as it is: what the draft is trained towards are not the verifier's logits."
     )
     does = "Norms the last hidden states by the checkpoint's own weights before the draft sees them."
-    decided_by = ("trainer",)
     shown_in = ("tests/e2e/test_pipeline.py",)
     until = "speculators 0.3.0 is out of use."
-    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the first loss is another than with speculators"
         " 0.4.0.1, on the same data and seed"
     )
-
-    def need(self, case: Case) -> Need | None:
-        trainer = trainer_of(case.environment)
-        if trainer is None or "norm" not in trainer.gaps:
-            return None
-        return Need(
-            f"the draft of {trainer.site} has no norm in front of the verifier's head",
-            targets=(f"{trainer.draft}.forward",),
-        )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         def norm(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,7 +194,7 @@ def _norm_of(model_path: str) -> tuple[Any, float]:
     return found[_NORM] + 1 if head_of(config).shifted else found[_NORM], float(epsilon)
 
 
-class VerifierHead(Adapter):
+class VerifierHead(_TrainerAdapter):
     """Make the targets the verifier's logits where its head is more than a matrix."""
 
     name = "training.verifier_head"
@@ -206,6 +206,7 @@ class VerifierHead(Adapter):
         "Nothing in vLLM: Gemma's norm multiplies by 1 + weight, Granite divides its logits, Gemma-2"
         " caps them; the loss is taken against logits without that, and says nothing."
     )
+    reason = "the draft of {site} takes the verifier's head for a norm and a matrix"
     relies = (
         "Makes its targets by rms_norm(x) * weight (0.3.0 without that) and a matrix, for any verifier."
     )
@@ -214,23 +215,12 @@ class VerifierHead(Adapter):
         " has it, and scales and caps what the head gives, by the verifier's configuration. Where the"
         " verifier's last norm is no rms_norm, it refuses."
     )
-    decided_by = ("trainer",)
     shown_in = ("tests/e2e/test_verifier_head.py",)
     until = "speculators 0.4 is out of use."
-    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "gemma2 and granite, speculators 0.3.0 and 0.4.0.1, vLLM 0.16.0: the targets are not the logits"
         " that transformers computes"
     )
-
-    def need(self, case: Case) -> Need | None:
-        trainer = trainer_of(case.environment)
-        if trainer is None:
-            return None
-        return Need(
-            f"the draft of {trainer.site} takes the verifier's head for a norm and a matrix",
-            targets=(f"{trainer.draft}.__init__",),
-        )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         def make(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -319,7 +309,7 @@ def _refuse_other_norms(path: str) -> None:
         raise IncompatibleError(_OTHER_NORM.format(path))
 
 
-class VerifierPrefix(Adapter):
+class VerifierPrefix(_TrainerAdapter):
     """Find the verifier's embedding and head whatever stands in front of their names."""
 
     name = "training.verifier_prefix"
@@ -328,25 +318,16 @@ class VerifierPrefix(Adapter):
     vllm = ">=0.11.0"
     downstream = "<0.4"
     changed = "Nothing in vLLM: Kimi-K2.5 names its weights language_model.model.embed_tokens.weight."
+    gap = "prefix"
+    reason = "the draft of {site} asks for the verifier's weights by their whole names"
     relies = "Asks for model.embed_tokens.weight and lm_head.weight by their whole names."
     does = "Where the checkpoint has no such name and just one that ends in it, that one is read."
-    decided_by = ("trainer",)
     shown_in = ("tests/e2e/test_pipeline.py",)
     until = "speculators 0.3.0 is out of use; 0.4.0 looks for endings itself."
-    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the trainer stops with KeyError:"
         " 'model.embed_tokens.weight'"
     )
-
-    def need(self, case: Case) -> Need | None:
-        trainer = trainer_of(case.environment)
-        if trainer is None or "prefix" not in trainer.gaps:
-            return None
-        return Need(
-            f"the draft of {trainer.site} asks for the verifier's weights by their whole names",
-            targets=(f"{trainer.module}:load_model_layers",),
-        )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         def load(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -386,7 +367,7 @@ def _weight_names(model_path: str) -> set[str]:
         return set(file.keys())
 
 
-class LayerIds(Adapter):
+class LayerIds(_TrainerAdapter):
     """Let the draft's configuration name the layers that it was trained on."""
 
     name = "training.layer_ids"
@@ -400,6 +381,7 @@ class LayerIds(Adapter):
         " what stock extracts."
     )
     pull_requests = ("vllm#50170",)
+    reason = "the draft of {site} is saved without the layers that it was trained on"
     relies = (
         "Saves the draft without eagle_aux_hidden_state_layer_ids: its configuration is made without"
         " them, and data_config.json, which tells them, is not read."
@@ -409,23 +391,12 @@ class LayerIds(Adapter):
         " data_config.json beside the files that it was trained on, in vLLM's numbering. Where these"
         " files tell no layers, or several, the draft is saved as ever, and a warning says so."
     )
-    decided_by = ("trainer",)
     shown_in = ("tests/e2e/test_pipeline.py",)
     until = "speculators 0.4 is out of use; 0.5.0 writes them itself."
-    processes = frozenset({"driver", "worker"})  # ranks that torchrun starts take the plan over
     shown_by = (
         "kimi_k25, speculators 0.3.0, vLLM 0.16.0: the saved config.json names no layers, and vLLM"
         " serves the draft with states of other layers (the demo's loss is higher with those)"
     )
-
-    def need(self, case: Case) -> Need | None:
-        trainer = trainer_of(case.environment)
-        if trainer is None:
-            return None
-        return Need(
-            f"the draft of {trainer.site} is saved without the layers that it was trained on",
-            targets=(f"{trainer.draft}.save_pretrained",),
-        )
 
     def install(self, transaction: Transaction, plan: Plan) -> None:
         opened: set[Path] = set()

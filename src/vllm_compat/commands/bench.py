@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.errors import UsageError
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 SCHEMA_VERSION = 1
 MODES = ("plain", "stock", "rpc", "auto", "auxiliary")

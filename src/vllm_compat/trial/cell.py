@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_compat.trial.origin import made_by
+from vllm_compat.trial.stamp import made_by
 
 SCHEMA_VERSION = 1
 STEP_TOKENS = 48

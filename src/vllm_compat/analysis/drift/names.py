@@ -47,17 +47,15 @@ class NameChecks:
         if self.places.missing(site.symbol) is None:
             return
         owner, _, name = site.symbol.rpartition(".")
-        self.add(
-            Finding(
-                FindingKind.ATTRIBUTE_MISSING,
-                owner,
-                name,
-                (site,),
-                None,
-                f"{last(owner)} has no {name} here, so that replacing it changes nothing.",
-                fatal=False,
-            )
+        self._note_missing(
+            site, f"{last(owner)} has no {name} here, so that replacing it changes nothing."
         )
+
+    def _note_missing(self, site: CallSite, message: str) -> None:
+        """Note that a site's attribute is missing, where that stops nothing by itself."""
+        owner, _, name = site.symbol.rpartition(".")
+        kind = FindingKind.ATTRIBUTE_MISSING
+        self.add(Finding(kind, owner, name, (site,), None, message, fatal=False))
 
     def _lacks(self, site: CallSite, missing: str) -> None:
         if any(missing == name or name.startswith(missing + ".") for name in self._optional_imports):
@@ -202,17 +200,7 @@ class NameChecks:
             return
         owner, _, name = site.symbol.rpartition(".")
         lacking = " and ".join(symbol.lacking)
-        self.add(
-            Finding(
-                FindingKind.ATTRIBUTE_MISSING,
-                owner,
-                name,
-                (site,),
-                None,
-                f"{owner} may be {lacking} here, which has no {name}.",
-                fatal=False,
-            )
-        )
+        self._note_missing(site, f"{owner} may be {lacking} here, which has no {name}.")
 
     def hook(self, site: CallSite) -> None:
         owner, _, name = site.symbol.rpartition(".")

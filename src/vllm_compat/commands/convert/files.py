@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.commands.convert.model import ConversionError, Flow, Head, Layers, Origin
 from vllm_compat.commands.verify.model import Broken, Entry
-from vllm_compat.commands.verify.reading import open_sample
+from vllm_compat.commands.verify.reading import SCALES, open_sample
 from vllm_compat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 KEY = "vllm_compat"
 """Where a ``.pt`` file keeps its origin; stock picks its own keys and leaves this one alone."""
-SCALES = "hidden_states_scales"
 _PLAIN = ("bfloat16", "float16", "float32", "float64")
 _FP8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -118,7 +117,7 @@ def head_of(
             " the folder."
         )
     dtype = dtypes.pop()
-    _refuse_dtype(name, dtype, data.get(SCALES), len(tokens))
+    _refuse_dtype(name, dtype, data.get(SCALES))
     if mask is None or mask.dim() != 1 or len(mask) != len(tokens):
         length = "no loss mask" if mask is None else f"a loss mask of {len(mask)}"
         raise ConversionError(
@@ -153,16 +152,12 @@ def tokens_of(name: str, data: Mapping[str, Any]) -> torch.Tensor:
     return tokens
 
 
-def _refuse_dtype(name: str, dtype: str, scales: Any, tokens: int) -> None:
+def _refuse_dtype(name: str, dtype: str, scales: Any) -> None:
+    """Refuse states that no trainer takes; `load` has seen that scales are there and fit."""
     if dtype in _FP8:
-        if scales is None or name.endswith(".pt"):
+        if name.endswith(".pt"):
             raise ConversionError(
                 f"{name} holds {dtype} states without their scales ({SCALES}), so their values are lost."
-            )
-        if scales.numel() != tokens or scales.shape[0] != tokens:
-            raise ConversionError(
-                f"{name} has {tokens} tokens and scales of shape {list(scales.shape)}: one a token is"
-                " needed."
             )
     elif dtype not in _PLAIN:
         raise ConversionError(f"{name} holds states in {dtype}, which no trainer takes.")

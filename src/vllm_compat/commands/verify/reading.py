@@ -234,7 +234,7 @@ def _whole_size(suffix: str, head: bytes, file: BinaryIO, size: int) -> int:
 
 
 def _summarise(entry: Entry, data: Mapping[str, Any]) -> Sample:
-    tokens, states, mask = _parts(entry, data)
+    tokens, states, mask = _scaled_parts(entry, data)
     zero, not_finite, sums = [], [], []
     for layer, tensor in enumerate(states):
         if tensor.dim() != 2 or not tensor.is_floating_point():
@@ -296,14 +296,21 @@ def _with_mask(sample: Sample, tokens: torch.Tensor, mask: torch.Tensor) -> Samp
 def _parts(
     entry: Entry, data: Mapping[str, Any]
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None]:
-    """Return token ids, one tensor a layer, and the loss mask (None in the server flow's files)."""
+    """Return token ids, one tensor a layer, and the loss mask (None in the server flow's files).
+
+    The states are as they are stored; scales are checked, and multiplied by in `_scaled_parts`.
+
+    Raises:
+        _NotASample: Something that a sample needs is missing or does not fit.
+    """
     import torch
 
     tokens = data.get("input_ids", data.get("token_ids"))
     states = data.get("hidden_states")
     mask = data.get("loss_mask")
     if isinstance(states, torch.Tensor) and states.dim() == 3:
-        states = list(_scaled(states, data).unbind(1))
+        _check_scales(states, data)
+        states = list(states.unbind(1))
     if (
         not isinstance(tokens, torch.Tensor)
         or not isinstance(states, (list, tuple))
@@ -331,8 +338,25 @@ def _parts(
     return tokens.long(), list(states), None
 
 
-def _scaled(states: torch.Tensor, data: Mapping[str, Any]) -> torch.Tensor:
-    """Return the model's states: those of a file, by their scales where it has them, in float32.
+def _scaled_parts(
+    entry: Entry, data: Mapping[str, Any]
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor | None]:
+    """Return what `_parts` does, states by their scales, in float32, where the file has them.
+
+    Raises:
+        _NotASample: As `_parts`.
+    """
+    import torch
+
+    tokens, states, mask = _parts(entry, data)
+    stored = data["hidden_states"]
+    if data.get(SCALES) is not None and isinstance(stored, torch.Tensor):
+        states = list((stored.float() * data[SCALES].float().reshape(-1, 1, 1)).unbind(1))
+    return tokens, states, mask
+
+
+def _check_scales(states: torch.Tensor, data: Mapping[str, Any]) -> None:
+    """Refuse states whose values nothing tells.
 
     Raises:
         _NotASample: float8 without scales, or scales that fit no token.
@@ -347,7 +371,7 @@ def _scaled(states: torch.Tensor, data: Mapping[str, Any]) -> torch.Tensor:
                 f"has states of {_name_of(states)} and no {SCALES}: nothing tells which values they"
                 " stand for.",
             )
-        return states
+        return
     if (
         not isinstance(scales, torch.Tensor)
         or not scales.is_floating_point()
@@ -359,7 +383,6 @@ def _scaled(states: torch.Tensor, data: Mapping[str, Any]) -> torch.Tensor:
             Kind.STRUCTURE,
             f"has {SCALES} of shape {shape} for {len(states)} tokens: one scale a token is needed.",
         )
-    return states.float() * scales.float().reshape(-1, 1, 1)
 
 
 def _bad_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -432,7 +455,8 @@ def difference_of(folder: Path) -> Difference:
 
     def relative_distance(one: str, other: str) -> float:
         pairs = zip(
-            *(_parts(Entry(n, 0, 0, 0), load_sample(folder / n))[1] for n in (one, other)), strict=True
+            *(_scaled_parts(Entry(n, 0, 0, 0), load_sample(folder / n))[1] for n in (one, other)),
+            strict=True,
         )
         worst = 0.0
         for left, right in pairs:
