@@ -563,7 +563,7 @@ class TestSources:
         ("what", "said"),
         [
             ("/no/such/place", "neither a file, a folder nor a version"),
-            ("99.9.9", "There is no record of vLLM 99.9.9"),
+            ("99.9.9", r"There is no record of vLLM 99\.9\.9.*`pip download --no-deps vllm==99\.9\.9`"),
             ("no/such.whl", "neither a file, a folder nor a version"),
         ],
     )
