@@ -467,8 +467,10 @@ def _preflight(options: argparse.Namespace) -> int:
 def _rehearse(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from vllm_compat.analysis.installed import require_installed
     from vllm_compat.commands.rehearse.rehearse import Options, rehearse, render
 
+    require_installed("nothing was rehearsed")
     report = rehearse(
         Options(
             **_run_terms(options),
