@@ -98,6 +98,18 @@ def test_a_command_that_needs_the_pair_says_in_one_sentence_that_it_is_not_there
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    ("word", "said"), [("chekc", "did you mean `check`?"), ("zzz", "there are check, preflight, ")]
+)
+def test_a_misspelt_command_is_told_in_one_sentence(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([word, "--all"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"vllm-compat: There is no command {word!r}: {said}")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("path", ["", "src"])
 def test_a_checkout_that_is_not_installed_is_told_in_one_sentence(path: str) -> None:
     """A bare checkout, and one whose sources are on the path but not what they need."""

@@ -572,6 +572,9 @@ class TestSources:
             open_surface(what)
         assert "\n" not in str(caught.value)
 
+    def test_a_release_may_be_written_as_a_requirement(self) -> None:
+        assert open_surface("vllm==0.29.0").version == open_surface("0.29.0").version == "0.29.0"
+
     def test_damaged_files(self, tmp_path: Path) -> None:
         for name in ("vllm-1.whl", "vllm-1.tar.gz", "vllm-1.txt"):
             path = tmp_path / name
