@@ -72,7 +72,12 @@ where that is too much:
 
 - extract with speculators 0.4.0.1 and vllm_compat in a second environment, and
   [`vllm-compat convert`](convert.md) the folder: the trainer of 0.5 and later reads it;
-- use a vLLM on which the list is short (0.31 and later).
+- choose the vLLM with the fewest hazards for your model and options.
+
+<<fewest>>
+How many hazards are known, with speculators 0.9.0 and all models and options counted:
+
+<<counts>>
 
 What makes wrong or lost data there:
 
@@ -194,6 +199,8 @@ def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
     parts = {
         "pairs": pairs(cells, releases),
         "installing": installing(releases),
+        "fewest": [fewest(releases)],
+        "counts": counts(releases),
         "hazards": hazards(),
         "newest": [releases[-1]],
         "wrong": wrong(),
@@ -218,9 +225,8 @@ def pairs(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> Iterator[
     yield "| speculators | vLLM | works? | |"
     yield "|---|---|---|---|"
     for version in IN_PROCESS:
-        for (first, last), outcome in ranges(releases, [fared(cells, version, r) for r in releases]):
-            span = first if first == last else f"{first} to {last}"
-            yield f"| {version} | {span} | {OUTCOMES[outcome]} |"
+        for ends, outcome in ranges(releases, [fared(cells, version, r) for r in releases]):
+            yield f"| {version} | {span(*ends)} | {OUTCOMES[outcome]} |"
     newest = releases[-1]
     yield (
         f"| 0.3.0 to 0.4.0.1 | later than {newest} | **ask `check`** | nobody has run it: `check` reads"
@@ -298,6 +304,58 @@ def seen(cells: Iterable[dict[str, Any]]) -> Iterator[str]:
         yield f"| {model} | {speculators} | {names} | {off} | {max(worst for _, worst in runs):.1g} |"
 
 
+def counted(vllm: str, speculators: str = "0.9.0") -> tuple[int, ...]:
+    """Return how many hazards of each harm are known of a pair, the worst harm first."""
+    from vllm_compat.analysis.server_flow import Harm, hazards_of
+
+    found = [hazard.harm for hazard in hazards_of(speculators, vllm)]
+    return tuple(found.count(harm) for harm in Harm)
+
+
+def fewest(releases: Sequence[str]) -> str:
+    """Return the sentence that names the releases with the least wrong data, and says if it is none."""
+    wrong_data = [counted(release)[0] for release in releases if can_serve(release)]
+    known = [release for release in releases if can_serve(release)]
+    least = min(wrong_data)
+    kinds = ["least" if count == least else "" for count in wrong_data]
+    spans = [span(*ends) for ends, kind in ranges(known, kinds) if kind]
+    return (
+        f"Wrong data are fewest on {' and on '.join(spans)} ({least}"
+        f" {'hazard' if least == 1 else 'hazards'}); a later release is not a safer one."
+    )
+
+
+NO_SERVER = ("method.missing", "last-layer.any-model")
+"""Hazards with which no model is served."""
+
+
+def can_serve(vllm: str) -> bool:
+    """Whether this vLLM's server comes up with the launcher's defaults, for any model at all."""
+    from vllm_compat.analysis.server_flow import hazards_of
+
+    return {hazard.key for hazard in hazards_of("0.9.0", vllm)}.isdisjoint(NO_SERVER)
+
+
+def counts(releases: Sequence[str]) -> Iterator[str]:
+    """Yield the table of how many hazards each vLLM has, by harm."""
+    from vllm_compat.analysis.server_flow import Harm
+
+    yield f"| vLLM | {' | '.join(harm.value for harm in Harm)} | together |"
+    yield f"|---|{'---|' * len(Harm)}---|"
+    told = []
+    for release in releases:
+        of_harm = counted(release)
+        cells = " | ".join(map(str, (*of_harm, sum(of_harm))))
+        told.append(cells if can_serve(release) else "– | – | – | no server comes up")
+    for ends, cells in ranges(releases, told):
+        yield f"| {span(*ends)} | {cells} |"
+
+
+def span(first: str, last: str) -> str:
+    """Return a range of releases in words."""
+    return first if first == last else f"{first} to {last}"
+
+
 def hazards() -> Iterator[str]:
     """Yield the table of what makes wrong or lost data in the server flow."""
     from vllm_compat.analysis.server_flow import HAZARDS, Harm
@@ -316,6 +374,6 @@ def misread() -> Iterator[str]:
     yield "| models | vLLM | tensor-parallel ranks | instead |"
     yield "|---|---|---|---|"
     for row in TABLE:
-        span = f"{row.since} and later" + (f", before {row.before}" if row.before else "")
+        since = f"{row.since} and later" + (f", before {row.before}" if row.before else "")
         ranks = "two or more" if row.several_ranks else "any number"
-        yield f"| {row.models} | {span} | {ranks} | {row.advice} |"
+        yield f"| {row.models} | {since} | {ranks} | {row.advice} |"

@@ -76,6 +76,40 @@ def test_the_readme_says_what_changes_in_a_process() -> None:
             assert f"`{'.'.join(target.split('.')[-2:])}`" in section
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["bench"], "nothing was measured"), (["rehearse", "m"], "nothing was rehearsed")],
+)
+@pytest.mark.parametrize("has", [(), ("vllm",), ("speculators",)], ids=str)
+def test_a_command_that_needs_the_pair_says_in_one_sentence_that_it_is_not_there(
+    words: list[str],
+    said: str,
+    has: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in has else None)
+    assert cli.main(words) == 2
+    out, error = capsys.readouterr()
+    missing = " and ".join(name for name in ("vllm", "speculators") if name not in has)
+    assert error.startswith(f"vllm-compat: {missing} {'is' if has else 'are'} not installed in ")
+    assert said in error
+    assert error.count("\n") == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("chekc", "did you mean `check`?"), ("zzz", "there are check, preflight, ")]
+)
+def test_a_misspelt_command_is_told_in_one_sentence(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([word, "--all"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"vllm-compat: There is no command {word!r}: {said}")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("path", ["", "src"])
 def test_a_checkout_that_is_not_installed_is_told_in_one_sentence(path: str) -> None:
     """A bare checkout, and one whose sources are on the path but not what they need."""

@@ -11,7 +11,8 @@ from lab.matrix import known_releases
 from lab.matrix_report import read_records, release_of
 
 from vllm_compat.analysis.misread import TABLE
-from vllm_compat.analysis.server_flow import HAZARDS, Harm
+from vllm_compat.analysis.recipes import NEEDS
+from vllm_compat.analysis.server_flow import HAZARDS, Harm, hazards_of
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "scripts"))
@@ -48,6 +49,37 @@ def test_the_page_has_each_hazard_and_each_misread_layer() -> None:
         assert (hazard.sentence in page) is (hazard.harm is not Harm.FAILURE)
     for row in TABLE:
         assert f"| {row.models} | {row.since} and later" in page
+
+
+def test_the_page_counts_the_hazards_of_each_release() -> None:
+    page = start_page.page(CELLS, RELEASES)
+    for release, span in (("0.25.0", "0.25.0 to 0.25.1"), ("0.33.0", "0.31.0 to 0.33.0")):
+        harms = [hazard.harm for hazard in hazards_of("0.9.0", release)]
+        counts = [str(harms.count(harm)) for harm in Harm]
+        assert [span, *counts, str(len(harms))] in rows(page, span)
+    least = min(start_page.counted(release)[0] for release in RELEASES if start_page.can_serve(release))
+    (told,) = re.findall(r"Wrong data are fewest on (.*?) \((\d+) hazards\)", page)
+    assert told[1] == str(least)
+    assert "| 0.11.0 to 0.17.1 | – | – | – | no server comes up |" in page
+    for release in told[0].replace(" and on ", " to ").split(" to "):
+        assert start_page.counted(release)[0] == least
+
+
+def test_the_readme_names_each_refused_layer_with_its_release() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for row in TABLE:
+        name = row.models.partition(" (")[0].partition(", dense")[0]
+        assert f"{name} (from {row.since}" in text, f"README: {name} is refused from {row.since} on"
+
+
+def test_the_readme_installs_what_check_asks_for_and_from_where_it_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("## Install")[2].partition("\n## ")[0]
+    for need in NEEDS:
+        assert need in section
+    assert "'transformers<5'" in section
+    assert "pip install vllm-compat" not in section  # nothing is released
+    assert "pip install ./vllm-compat" in section
 
 
 def test_the_readme_names_the_newest_release_that_has_been_run() -> None:

@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if chosen is not None and chosen not in COMMANDS:
+        print(f"vllm-compat: {_no_command(chosen)}", file=sys.stderr)
+        return 2
     parser = _parser(chosen)
     options = parser.parse_args(arguments)
     if not hasattr(options, "command"):
@@ -45,6 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+
+
+def _no_command(word: str) -> str:
+    """Say that there is no such command, and which was meant or which there are."""
+    import difflib
+
+    close = difflib.get_close_matches(word, COMMANDS, n=1)
+    meant = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
+    return f"There is no command {word!r}: {meant}"
 
 
 def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
@@ -467,8 +479,10 @@ def _preflight(options: argparse.Namespace) -> int:
 def _rehearse(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from vllm_compat.analysis.installed import require_installed
     from vllm_compat.commands.rehearse.rehearse import Options, rehearse, render
 
+    require_installed("nothing was rehearsed")
     report = rehearse(
         Options(
             **_run_terms(options),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 from vllm_compat.analysis.contract import Contract
@@ -13,7 +14,7 @@ from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.server_flow import IN_PROCESS, UNSERVED, in_server_flow, release_of
 from vllm_compat.analysis.surface import open_surface
 from vllm_compat.analysis.surface.model import Surface
-from vllm_compat.errors import IncompatibleError
+from vllm_compat.errors import IncompatibleError, UsageError
 
 OLDEST = "0.11.0"
 """The oldest vLLM served; speculators 0.3.0 was written for it."""
@@ -40,6 +41,24 @@ def installed_pair(
         features=read_features(Path(contract.root), _package_folder("transformers")),
     )
     return contract, surface, environment
+
+
+def require_installed(consequence: str) -> None:
+    """Raise where this interpreter has no vLLM or no speculators, importing neither.
+
+    Args:
+        consequence: What did not happen, as the sentence's second half: ``"nothing was measured"``.
+
+    Raises:
+        UsageError: One sentence says which is missing, and how to install a pair.
+    """
+    missing = [name for name in ("vllm", "speculators") if importlib.util.find_spec(name) is None]
+    if missing:
+        are = "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"{' and '.join(missing)} {are} not installed in {sys.prefix}: {consequence}; install vLLM,"
+            " then `pip install --no-deps speculators==0.4.0.1` and what `vllm-compat check` names."
+        )
 
 
 def _package_folder(name: str) -> Path | None:

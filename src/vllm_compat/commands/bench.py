@@ -38,6 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.analysis.installed import require_installed
 from vllm_compat.errors import UsageError
 from vllm_compat.trial.stamp import made_by
 
@@ -129,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the modes, print ratios first, write record and plot; return the exit status.
 
     Raises:
-        UsageError: An option makes no sense, or matplotlib is needed and missing.
+        UsageError: An option makes no sense, or vLLM, speculators or matplotlib is needed and missing.
     """
     if options.plot:
         _matplotlib()
@@ -137,6 +138,7 @@ def run(options: argparse.Namespace) -> int:
         record = _read(Path(options.source))
     else:
         _check(options)
+        require_installed("nothing was measured")
         record = _measure_all(options)
         if options.out:
             Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

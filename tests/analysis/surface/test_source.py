@@ -563,7 +563,7 @@ class TestSources:
         ("what", "said"),
         [
             ("/no/such/place", "neither a file, a folder nor a version"),
-            ("99.9.9", "There is no record of vLLM 99.9.9"),
+            ("99.9.9", r"There is no record of vLLM 99\.9\.9.*`pip download --no-deps vllm==99\.9\.9`"),
             ("no/such.whl", "neither a file, a folder nor a version"),
         ],
     )
@@ -571,6 +571,9 @@ class TestSources:
         with pytest.raises(UsageError, match=said) as caught:
             open_surface(what)
         assert "\n" not in str(caught.value)
+
+    def test_a_release_may_be_written_as_a_requirement(self) -> None:
+        assert open_surface("vllm==0.29.0").version == open_surface("0.29.0").version == "0.29.0"
 
     def test_damaged_files(self, tmp_path: Path) -> None:
         for name in ("vllm-1.whl", "vllm-1.tar.gz", "vllm-1.txt"):

@@ -47,7 +47,9 @@ def open_surface(what: str | Path | None = None, *, python: str | None = None) -
 
     Nothing or ``installed`` is the installed vLLM (of the interpreter ``python``); a path is a
     checkout, a ``site-packages`` folder, a wheel or an sdist; anything else is the version of a
-    recorded release. Raises :class:`~vllm_compat.errors.UsageError` in one sentence.
+    recorded release, which may be written ``vllm==VERSION``.
+
+    Raises :class:`~vllm_compat.errors.UsageError` in one sentence.
     """
     if what is None or what == "installed":
         return installed(python=python)
@@ -56,6 +58,7 @@ def open_surface(what: str | Path | None = None, *, python: str | None = None) -
     path = Path(what).expanduser()
     if isinstance(what, Path) or path.exists():
         return SourceSurface.at(path)
+    what = what.removeprefix("vllm==")
     if _VERSION.match(what) and "/" not in what and not what.endswith((".whl", ".gz", ".zip")):
         from vllm_compat.analysis.surface.recorded import RecordedSurface
 

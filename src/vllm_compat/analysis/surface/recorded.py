@@ -604,7 +604,8 @@ class RecordedSurface(StaticSurface):
         if known is None:
             versions = recorded_versions(folder)
             raise UsageError(
-                f"There is no record of vLLM {version}; recorded are {versions[0]} to {versions[-1]}."
+                f"There is no record of vLLM {version}; recorded are {versions[0]} to {versions[-1]}:"
+                f" get its wheel (`pip download --no-deps vllm=={version}`) and name the file instead."
             )
         self._number = self._store.numbers[known]
         release = self._store.releases[self._number]

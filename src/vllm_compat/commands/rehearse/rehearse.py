@@ -120,7 +120,7 @@ def shrink(
     nested = isinstance(config.get("text_config"), dict)
     text = dict(config["text_config"] if nested else config)
     small = _shrink_text(text, layers=layers, ranks=ranks, vocabulary=vocabulary)
-    changes = [f"{k}: {text.get(k)} → {v}" for k, v in small.items() if text.get(k) != v and _plain(v)]
+    changes = [_change(k, text.get(k), v) for k, v in small.items() if text.get(k) != v and _plain(v)]
     whole = dict(small)
     if nested:
         whole = {**config, "text_config": small}
@@ -128,6 +128,11 @@ def shrink(
             whole["vision_config"] = _shrink_vision(config["vision_config"], small, ranks)
     mapped = map_layer_ids(ids, count, layers)
     return Small(whole, mapped, tuple(zip(ids, mapped, strict=True)), tuple(changes))
+
+
+def _change(name: str, before: object, after: object) -> str:
+    """Say how a field differs; one that the configuration leaves out has its class's default."""
+    return f"{name}: {'not given' if before is None else before} → {after}"
 
 
 def _plain(value: object) -> bool:
@@ -410,7 +415,7 @@ def render(report: Report, form: str = "text") -> str:
         )
     said = {
         "right": "The rehearsal came out right",
-        "wrong": "THE REHEARSAL FAILED",
+        "wrong": "THE REHEARSAL FAILED (--keep DIR keeps the files that it names)",
         "unknown": "The rehearsal ran, but nothing says that its data are right",
     }
     return "\n".join([*report.words, f"{said[report.outcome]}, after {report.seconds:.0f} s."])
