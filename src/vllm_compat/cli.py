@@ -158,6 +158,14 @@ def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="do not look for torn and missing samples in the program's --output-dir",
     )
+    parser.add_argument(
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="NUMBERS",
+        help="leave samples of stock's script out: the numbers of their data_<i>.pt, as 17,42, or a file"
+        " that holds them; the others keep their numbers",
+    )
 
 
 def _set_up_status(parser: argparse.ArgumentParser) -> None:
@@ -383,6 +391,7 @@ MOVED = ("matrix", "nightly", "record")
 def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from vllm_compat.commands.run.folder import numbers_to_leave_out
     from vllm_compat.commands.run.launch import LaunchOptions, run
 
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
@@ -398,6 +407,7 @@ def _run(options: argparse.Namespace) -> int:
         status_file=path(options.status_file),
         every=options.every,
         leave_folder=options.leave_folder,
+        leave_out=numbers_to_leave_out(options.leave_out),
         grace_seconds=options.grace,
         apply={
             "capture": options.capture,
