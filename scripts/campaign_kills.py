@@ -70,7 +70,7 @@ class Campaign:
         self.record: dict[str, Any] = {"kind": "kills", "entries": [], "series": []}
         if record.exists():
             self.record = json.loads(record.read_text(encoding="utf-8"))
-        self.record["made_by"] = origin.made_by()
+        self.record["vllm_compat"] = origin.made_by()
         self.record.update(vllm=paths.vllm_version, speculators=paths.speculators_version)
         work.mkdir(parents=True, exist_ok=True)
 
@@ -136,6 +136,7 @@ class Campaign:
         if hit:
             self.record["entries"].append(
                 {
+                    "series": len(self.record["series"]),
                     "hit": hit,
                     "after_seconds": round(moment, 1),
                     "exit_status": process.returncode,
@@ -167,8 +168,10 @@ class Campaign:
                 hit.append(f"{roles[pid]} {how.name}")
         return hit
 
-    def compare(self, out: Path, kills: int) -> None:
+    def compare(self, out: Path) -> None:
         """Compare a finished series with the undisturbed run."""
+        number = len(self.record["series"])
+        kills = sum(entry["series"] == number for entry in self.record["entries"])
         done = self.paths.run(["-c", COMPARE, self.work / "undisturbed", out], timeout=LIMIT)
         found = json.loads(done.stdout.strip().splitlines()[-1]) if not done.returncode else {}
         self.record["series"].append({"kills": kills, **(found or {"error": done.stderr[-500:]})})
@@ -241,13 +244,13 @@ def main() -> int:
     end = time.monotonic() + 60 * options.minutes
     entries = campaign.record["entries"]
     while len(entries) < options.kills and time.monotonic() < end:
-        out, before = options.work / f"series-{len(campaign.record['series'])}", len(entries)
+        out = options.work / f"series-{len(campaign.record['series'])}"
         finished = False
         while not finished and time.monotonic() < end:
             finished = campaign.one(out)
             print(f"{len(entries)} kills, last: {entries[-1] if entries else None}", flush=True)
         if finished:
-            campaign.compare(out, len(entries) - before)
+            campaign.compare(out)
     campaign.write()
     return 0
 
