@@ -107,18 +107,26 @@ class Campaign:
         """Start a run and kill some of it; note what is left. Return whether the run has finished."""
         token = secrets.token_hex(8)
         environ = {**self.paths.variables(), TOKEN: token}
-        # Of the last tenths of a run most are spent in extraction: half of the kills go there.
-        span = float((self.work / "seconds").read_text()) * self.chance.choice([0.6, 1.1])
-        moment = self.chance.uniform(span * 0.5 if span > 1 else 0, span)
+        # Half of the kills come at any moment, half while samples are written: a small part of a run.
+        span = float((self.work / "seconds").read_text()) * 1.2
+        moment, files = self.chance.uniform(0, span), SAMPLES
+        if self.chance.random() < 0.5:
+            there = len(list(out.glob("data_*.pt")))
+            moment, files = LIMIT, self.chance.randint(there, SAMPLES)
         with (self.work / "log.txt").open("w") as log:
             process = subprocess.Popen(
                 self.command(out), env=environ, stdout=log, stderr=log, start_new_session=True
             )
         memory: set[str] = set()
-        end = time.monotonic() + moment
-        while time.monotonic() < end and process.poll() is None:
-            memory |= shared_memory(members(token))
-            time.sleep(0.2)
+        begin, looked = time.monotonic(), 0.0
+        while time.monotonic() - begin < moment and process.poll() is None:
+            if time.monotonic() - looked > 0.5:
+                memory |= shared_memory(members(token))
+                looked = time.monotonic()
+            if files < SAMPLES and len(list(out.glob("data_*.pt"))) > files:
+                break
+            time.sleep(0.02)
+        moment = time.monotonic() - begin
         hit = self.kill(token, process.pid) if process.poll() is None else []
         try:
             process.wait(LIMIT)

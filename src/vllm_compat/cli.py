@@ -117,12 +117,22 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="leave this adapter or feature out",
     )
+    _add_remote_code(parser)
     _add_launch_arguments(parser)
     # As torchrun does: all from the first word that is no option of ours on is the program's.
     parser.add_argument(
         "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
     )
     parser.set_defaults(command=_run)
+
+
+def _add_remote_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-remote-code",
+        dest="remote_code",
+        action="store_false",
+        help="run no code that a model brings (auto_map); what needs it is refused",
+    )
 
 
 def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -264,6 +274,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="share of a GPU's memory that vLLM may use (default: 0.8)",
     )
+    _add_remote_code(parser)
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -412,7 +423,7 @@ def _run(options: argparse.Namespace) -> int:
         apply={
             "capture": options.capture,
             "transfer": options.transfer,
-            "without": options.without,
+            "without": [*options.without, *([] if options.remote_code else ["remote_code"])],
             "canary": options.canary,
         },
     )
@@ -444,6 +455,7 @@ def _run_terms(options: argparse.Namespace) -> dict[str, Any]:
         "max_model_len": options.length,
         "batch_size": options.batch_size,
         "gpu_memory_utilization": options.gpu_memory_utilization,
+        "remote_code": options.remote_code,
     }
 
 

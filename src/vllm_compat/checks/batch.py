@@ -7,6 +7,7 @@ every result before the caller gets it.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import sys
 import time
@@ -17,6 +18,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from vllm_compat.analysis.remote_code import remote_code_of, sentence
 from vllm_compat.checks import misread
 from vllm_compat.checks.canary import check_canary, has_router
 from vllm_compat.errors import GuardError, VllmCompatError
@@ -25,6 +27,8 @@ from vllm_compat.runtime import context, heartbeat, numbering, run, run_record
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Wrapper
+
+logger = logging.getLogger(__name__)
 
 
 class Agreed:
@@ -52,6 +56,8 @@ def while_building(plan: Plan) -> Wrapper:
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = kwargs.get("model_path", args[0] if args else "")
         run_record.open_here()
+        if "remote_code" not in plan.switched_off and (names := remote_code_of(str(path))):
+            logger.warning("vllm_compat: %s", sentence(str(path), names))
         heartbeat.phase("building", model=str(path))
         try:
             misread.refuse(str(path), _ranks(wrapped, args, kwargs), plan)

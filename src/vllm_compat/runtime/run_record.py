@@ -263,6 +263,7 @@ def _extracted(account: Account) -> str:
         f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
         f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
         + (", residual stream NOT proven (proofs left out)" if _unproven(account.plan) else "")
+        + (", remote code refused" if "remote_code" in account.plan.switched_off else "")
         + "".join(f", {sentence}" for sentence in account.notes)
         + (f"; {account.saved} files saved" if account.saved else "")
         + (f"; {kept}" if kept else "")

@@ -50,7 +50,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from vllm_compat.commands.run.folder import output_folder, own_folder, start_index
+from vllm_compat.analysis.remote_code import remote_code_of, sentence
+from vllm_compat.commands.run.folder import argument, output_folder, own_folder, start_index
 from vllm_compat.commands.run.processes import (
     Witness,
     adopt_orphans,
@@ -166,6 +167,7 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
             environ = _environment(options, record)
             environ[env.VLLM_COMPAT_STATUS] = status
             with _made_ready(folder, start_index(argv[1:]), environ, options.leave_out):
+                _say_remote_code(argv, options)
                 watch = _watch(options, Path(status), argv)
                 outcome = _supervise(command, environ, record, options, watch=watch, log=log)
             outcome = replace(
@@ -292,6 +294,16 @@ def _state(outcome: Outcome) -> str:
     if outcome.record is not None and not outcome.record.get("started", True):
         return "refused"
     return "finished" if outcome.right else "failed"
+
+
+def _say_remote_code(argv: Sequence[str], options: LaunchOptions) -> None:
+    """Say before the program starts that the model it names brings code, and that this is run."""
+    model = argument(argv[1:], "--target-model-path")
+    without = options.apply.get("without")
+    if model and "remote_code" not in (without if isinstance(without, list) else ()):
+        names = remote_code_of(model)
+        if names:
+            say(sentence(model, names))
 
 
 def _may_leave_out(folder: Path | None, options: LaunchOptions) -> None:
