@@ -129,12 +129,22 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="leave this adapter or feature out",
     )
+    _add_remote_code(parser)
     _add_launch_arguments(parser)
     # As torchrun does: all from the first word that is no option of ours on is the program's.
     parser.add_argument(
         "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
     )
     parser.set_defaults(command=_run)
+
+
+def _add_remote_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-remote-code",
+        dest="remote_code",
+        action="store_false",
+        help="run no code that a model brings (auto_map); what needs it is refused",
+    )
 
 
 def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -169,6 +179,14 @@ def _add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         "--leave-folder",
         action="store_true",
         help="do not look for torn and missing samples in the program's --output-dir",
+    )
+    parser.add_argument(
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="NUMBERS",
+        help="leave samples of stock's script out: the numbers of their data_<i>.pt, as 17,42, or a file"
+        " that holds them; the others keep their numbers",
     )
 
 
@@ -268,6 +286,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="share of a GPU's memory that vLLM may use (default: 0.8)",
     )
+    _add_remote_code(parser)
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -395,6 +414,7 @@ MOVED = ("matrix", "nightly", "record")
 def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from vllm_compat.commands.run.folder import numbers_to_leave_out
     from vllm_compat.commands.run.launch import LaunchOptions, run
 
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
@@ -410,11 +430,12 @@ def _run(options: argparse.Namespace) -> int:
         status_file=path(options.status_file),
         every=options.every,
         leave_folder=options.leave_folder,
+        leave_out=numbers_to_leave_out(options.leave_out),
         grace_seconds=options.grace,
         apply={
             "capture": options.capture,
             "transfer": options.transfer,
-            "without": options.without,
+            "without": [*options.without, *([] if options.remote_code else ["remote_code"])],
             "canary": options.canary,
         },
     )
@@ -446,6 +467,7 @@ def _run_terms(options: argparse.Namespace) -> dict[str, Any]:
         "max_model_len": options.length,
         "batch_size": options.batch_size,
         "gpu_memory_utilization": options.gpu_memory_utilization,
+        "remote_code": options.remote_code,
     }
 
 

@@ -427,14 +427,14 @@ def test_one_bad_sample_is_named_by_its_prompt_and_its_place_in_the_run(
     assert said.startswith(text.rstrip("."))
     assert "prompt 1 of this generate() call (20 tokens: 20, 21, 22, 23, 24, 25, 26, 27, …)" in said
     assert "sample 17 of this run" in said
-    assert "data_<first + 17>.pt" in said
+    assert "take that conversation out of the data" in said
 
 
 def test_an_error_of_no_sample_is_left_as_it_is() -> None:
     prompts = {"req_1": [1], "req_10": [2]}
-    assert batch.name_prompt("the device is gone", prompts, 0) == ""
-    assert batch.name_prompt("request req_100 is unknown", prompts, 0) == ""
-    assert "prompt 1 of" in batch.name_prompt("rows of req_10", prompts, 0)
+    assert batch.name_prompt("the device is gone", prompts) == ""
+    assert batch.name_prompt("request req_100 is unknown", prompts) == ""
+    assert "prompt 1 of" in batch.name_prompt("rows of req_10", prompts)
 
 
 def test_a_call_that_fails_is_over_and_taken_out_of_the_scheduler(

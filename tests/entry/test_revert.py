@@ -45,7 +45,9 @@ def watched(empty_site: Site, tmp_path: Path) -> tuple[Site, dict[str, str]]:
     return site, {
         "VLLM_COMPAT_STATUS": str(tmp_path / "status"),
         "VLLM_COMPAT_RECORD": str(tmp_path / "record.json"),
-        "VLLM_COMPAT_RESUME": json.dumps({"folder": str(tmp_path), "next": 0}),
+        "VLLM_COMPAT_RESUME": json.dumps(
+            {"folder": str(tmp_path), "next": 0, "kept": True, "left_out": [1]}
+        ),
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
 

@@ -67,6 +67,7 @@ OWN = {
         f"{LOADING}:tqdm",
     },
     "resume_samples": {f"{GENERATOR}:VllmHiddenStatesGenerator.generate"},
+    "leave_out": {"torch:save", f"{GENERATOR}:VllmHiddenStatesGenerator.generate"},
 }
 """What each feature touches when everything is imported; those with other owners have them too."""
 
@@ -86,7 +87,9 @@ def applied(tmp_path_factory: pytest.TempPathFactory, make_site: MakeSite) -> Wi
             done = site.run(
                 *("-c", PROGRAM, json.dumps(without), ",".join(set().union(*OWN.values()))),
                 VLLM_COMPAT_STATUS=str(folder / "status"),
-                VLLM_COMPAT_RESUME=json.dumps({"folder": str(folder), "next": 0}),
+                VLLM_COMPAT_RESUME=json.dumps(
+                    {"folder": str(folder), "next": 0, "kept": True, "left_out": [1]}
+                ),
             )
             assert done.returncode == 0, done.stderr
             found[without] = json.loads(done.stdout)

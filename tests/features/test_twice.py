@@ -34,6 +34,7 @@ EXPECTED: dict[str, list[Any]] = {
     ],
     "save_backlog": [["computed"], True, 5000, 1000, 0, ["computed"], 900, 0.0],
     "resume_samples": [["computed", "file"], ["file", "computed"], 2, ["computed"]],
+    "leave_out": [[0, "computed"], ["computed", 0], [2, 5], ["computed"]],
     "run_record": [
         record(),
         record(samples=4, calls=2, saved=1, failed=True),
@@ -63,7 +64,10 @@ def rounds(
         "VLLM_COMPAT_RECORD": str(folder / "record.json"),
     }
     if request.param == "resume_samples":
-        environ["VLLM_COMPAT_RESUME"] = json.dumps({"folder": str(folder), "next": 2})
+        environ["VLLM_COMPAT_RESUME"] = json.dumps({"folder": str(folder), "next": 2, "kept": True})
+    if request.param == "leave_out":
+        notes = {"folder": str(folder), "next": 2, "left_out": [2, 5]}
+        environ["VLLM_COMPAT_RESUME"] = json.dumps(notes)
     for number in (3, 4):  # whole samples behind the gap at 2, as the program's own torch saves them
         kept = {"input_ids": array("i", [number, 1]), "hidden_states": [b"rows"]}
         (folder / f".data_{number}.pt.kept").write_bytes(b"begun" + pickle.dumps(kept))

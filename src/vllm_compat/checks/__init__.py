@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 SAMPLE_TOKENS = "vllm.v1.executor.multiproc_executor.MultiprocExecutor.sample_tokens"
 
 
-SWITCHES = ("proofs",)
-"""What `apply(without=…)` takes besides adapters and features: the proofs of what workers capture."""
+SWITCHES = ("proofs", "remote_code")
+"""What `apply(without=…)` takes besides adapters and features: the proofs of what workers capture, and
+the code that models bring."""
 
 
 def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ every result before the caller gets it.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import sys
 import time
@@ -17,14 +18,17 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from vllm_compat.analysis.remote_code import remote_code_of, sentence
 from vllm_compat.checks import misread
 from vllm_compat.checks.canary import check_canary, has_router
 from vllm_compat.errors import GuardError, VllmCompatError
-from vllm_compat.runtime import context, heartbeat, run, run_record
+from vllm_compat.runtime import context, heartbeat, numbering, run, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
     from vllm_compat.runtime.patching import Wrapper
+
+logger = logging.getLogger(__name__)
 
 
 class Agreed:
@@ -52,6 +56,8 @@ def while_building(plan: Plan) -> Wrapper:
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = kwargs.get("model_path", args[0] if args else "")
         run_record.open_here()
+        if "remote_code" not in plan.switched_off and (names := remote_code_of(str(path))):
+            logger.warning("vllm_compat: %s", sentence(str(path), names))
         heartbeat.phase("building", model=str(path))
         try:
             misread.refuse(str(path), _ranks(wrapped, args, kwargs), plan)
@@ -95,7 +101,13 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
         workers = list(getattr(instance.executor, "workers", None) or ())
 
         def once(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, list[list[int]]]:
-            check_prompts(batch, vocabulary_of(instance))
+            try:
+                check_prompts(batch, vocabulary_of(instance))
+            except GuardError as error:
+                if batch is given:
+                    named = name_prompt(str(error), dict(enumerate(_plain(batch))))
+                    raise GuardError(f"{str(error).rstrip('.')}. {named}") from None
+                raise
             with context.call_of(instance) as call:
                 try:
                     results = wrapped(*args, **kwargs)
@@ -110,8 +122,7 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
                     )
                     return results, prompts
                 except Exception as error:
-                    before = run_record.samples_so_far()
-                    if batch is given and (named := name_prompt(str(error), call.prompts, before)):
+                    if batch is given and (named := name_prompt(str(error), call.prompts)):
                         kind = type(error) if isinstance(error, VllmCompatError) else GuardError
                         raise kind(f"{str(error).rstrip('.')}. {named}") from error
                     raise
@@ -143,24 +154,44 @@ def checked_generate(*, everything: bool, canary: bool) -> Wrapper:
     return generate
 
 
-def name_prompt(error: str, prompts: Mapping[str, Sequence[int]], before: int) -> str:
-    """Return which prompt of a call an error is about, in words, or nothing.
+def name_prompt(error: str, prompts: Mapping[Any, Any]) -> str:
+    """Return which prompt of a call an error is about, in words, or nothing; the account notes it.
 
     The error names a request, as the worker does, or the sample's place in the batch, as the checks of
-    results do; people know neither. ``before`` is how many samples of the run came before this call.
+    prompts and of results do; people know neither. ``prompts`` are those of the call, in order, by their
+    request's id where they have one.
     """
     for place, (request_id, ids) in enumerate(prompts.items()):
-        named = re.search(rf"(?<![\w-]){re.escape(request_id)}(?![\w-])", error)
-        if named or re.match(rf"Sample {place}\b", error):
-            begin = ", ".join(map(str, list(ids)[:8]))
-            more = ", …" if len(ids) > 8 else ""
-            return (
-                f"That is prompt {place} of this generate() call ({len(ids)} tokens: {begin}{more}),"
-                f" sample {before + place} of this run counted from 0: in stock's script data_<first +"
-                f" {before + place}>.pt, where <first> is the number that the run began with. To go on"
-                " without it, take that conversation out of the data."
-            )
+        named = isinstance(request_id, str) and re.search(
+            rf"(?<![\w-]){re.escape(request_id)}(?![\w-])", error
+        )
+        if named or re.match(rf"(Sample|Prompt) {place}\b", error):
+            number = numbering.numbers_of(len(prompts))[place]
+            return f"That is prompt {place} of this generate() call{_begin(ids)}, {_by_file(number)}"
     return ""
+
+
+def _begin(ids: Any) -> str:
+    """Return how a prompt begins, in words; nothing where it is no row of tokens."""
+    ids = _plain(ids)
+    if not isinstance(ids, list | tuple) or not ids:
+        return ""
+    begin = ", ".join(str(_plain(token))[:20] for token in ids[:8])
+    return f" ({len(ids)} tokens: {begin}{', …' if len(ids) > 8 else ''})"
+
+
+def _by_file(number: int) -> str:
+    """Return which sample of the run that is, and how to go on without it."""
+    if numbering.current().folder is None:
+        return (
+            f"sample {number} of this run counted from 0. To go on without it, take that conversation"
+            " out of the data."
+        )
+    run_record.blame(number)
+    return (
+        f"which belongs to data_{number}.pt. To do the rest without it, run the same again with"
+        f" `vllm-compat run --leave-out {number}`; every other sample keeps its number."
+    )
 
 
 def model_kind(generator: Any) -> tuple[int, str] | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class RunTerms:
     """The model and the options of the run, in stock's own terms.
 
-    ``devices`` is the tensor parallel size; ``layer_ids`` None leaves the choice to stock.
+    ``devices`` is the tensor parallel size; ``layer_ids`` None leaves the choice to stock; with
+    ``remote_code`` off no code that the model brings is run.
     """
 
     model: str
@@ -18,3 +19,4 @@ class RunTerms:
     max_model_len: int = 2048
     batch_size: int = 8
     gpu_memory_utilization: float = 0.8
+    remote_code: bool = True

@@ -107,7 +107,8 @@ def apply(
             unless their rows agree.
         without: Adapters and features to leave out by their names: an adapter although it is needed, to
             see what it is good for; a feature because its change of behaviour is not wanted. With
-            ``proofs`` the captured rows are not proven; the record of the run says so.
+            ``proofs`` the captured rows are not proven, with ``remote_code`` no code that a model
+            brings is run, in any process; the record of the run says so.
 
     Returns:
         What is in force: ``plan`` with the adapters and the reason of each, ``patches`` one by one,
@@ -378,7 +379,10 @@ def _install(transaction: Transaction, plan: Plan, role: str, leave: Collection[
     """Enlist what belongs to a process of this role; ``leave`` is in force already."""
     from vllm_compat import checks, features
     from vllm_compat.adapters import by_name
+    from vllm_compat.checks import remote_code
 
+    if remote_code.OWNER not in leave:
+        remote_code.install(transaction, plan)
     for step in plan.steps:
         adapter = by_name(step.adapter)  # one that is not known here is told in every process
         if role in step.processes and step.adapter not in leave:
@@ -398,7 +402,10 @@ def _become_worker(mine: Run) -> None:
     """
     assert mine.transaction is not None
     assert mine.plan is not None
-    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes} | {_OWN_DRIVER}
+    from vllm_compat.checks import remote_code
+
+    stay = {step.adapter for step in mine.plan.steps if WORKER in step.processes}
+    stay |= {_OWN_DRIVER, remote_code.OWNER}
     patches = mine.transaction.patches
     mine.transaction.take_back([patch for patch in patches if patch.owner not in stay])
     leave = {patch.owner for patch in patches if patch.owner in stay}

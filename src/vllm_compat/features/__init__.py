@@ -21,16 +21,18 @@ def registry() -> tuple[Feature, ...]:
     """Return all features, in the order in which they are put in.
 
     What comes later stands around what comes earlier: a kept sample is answered before anything waits,
-    and after the wait a batch that could not be saved is refused.
+    and after the wait a batch that could not be saved is refused. What is left out, nothing else sees.
     """
     from vllm_compat.features.atomic_save import AtomicSave
     from vllm_compat.features.clean_scheduler import CleanScheduler
+    from vllm_compat.features.leave_out import LeaveOut
     from vllm_compat.features.progress import Progress
     from vllm_compat.features.resume_samples import ResumeSamples
     from vllm_compat.features.save_backlog import SaveBacklog
     from vllm_compat.features.shut_down import ShutDown
 
-    return CleanScheduler(), ShutDown(), AtomicSave(), SaveBacklog(), Progress(), ResumeSamples()
+    inner = CleanScheduler(), ShutDown(), AtomicSave(), SaveBacklog()
+    return *inner, Progress(), ResumeSamples(), LeaveOut()
 
 
 def names() -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import GuardError
 from vllm_compat.features.base import Feature
-from vllm_compat.runtime import identity, run, run_record
+from vllm_compat.runtime import identity, numbering, run, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -165,7 +165,8 @@ def _save(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def _publish(saves: Saves, state: _Folder, index: int, folder: str, part: str) -> None:
     """Give a whole sample its name, once those before it have theirs."""
     name = f"data_{index}.pt"
-    before = os.path.join(folder, f"data_{index - 1}.pt")
+    preceding = numbering.current().follows(index)  # one that is left out on request has no file
+    before = os.path.join(folder, f"data_{preceding}.pt")
     deadline = time.monotonic() + PATIENCE
     with saves.changed:
         while True:
@@ -177,7 +178,7 @@ def _publish(saves: Saves, state: _Folder, index: int, folder: str, part: str) -
             if any(other < index for other in state.writing):
                 saves.changed.wait()
                 continue
-            if index == 0 or state.strangers >= STRANGERS or os.path.exists(before):
+            if preceding < 0 or state.strangers >= STRANGERS or os.path.exists(before):
                 break
             patience = deadline - time.monotonic()
             if patience <= 0:

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_compat.errors import UsageError
 from vllm_compat.features.atomic_save import SAMPLE, kept_of, torn_of
 from vllm_compat.features.base import Feature
-from vllm_compat.runtime import env, identity, run_record
+from vllm_compat.runtime import identity, numbering, run_record
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -48,6 +48,7 @@ class Folder:
         missing: Numbers below the highest that have no file.
         kept: Numbers of whole files behind the first gap, kept for the run.
         foreign: Numbers of files that something else has written; they are left alone.
+        left_out: Numbers that are left out on request and have no file.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class Folder:
     missing: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     foreign: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         """Return the sentences for people; nothing where there is nothing to say."""
@@ -65,6 +67,12 @@ class Folder:
                 f"{' ' if said else ''}{self.path} also holds {len(self.foreign)} data_<i>.pt"
                 f" ({_ranges(self.foreign)}) that torch.save has not written as the script does: they"
                 " are left as they are, and the script takes them for samples."
+            )
+        if self.left_out:
+            said += (
+                f"{' ' if said else ''}Left out on request: {_ranges(self.left_out)} (the list is"
+                f" {self.path / numbering.LIST}; without a number there and in --leave-out its sample is"
+                " made again)."
             )
         return said
 
@@ -90,33 +98,39 @@ class Folder:
         return f"{again}."
 
 
-def prepare(path: Path, *, start: int = 0) -> Folder | None:
+def prepare(path: Path, *, start: int = 0, leave_out: Collection[int] = ()) -> Folder | None:
     """Make an output folder ready for a run that resumes behind its highest number.
 
     Args:
         path: The folder; it need not exist.
         start: The number of the first sample of the run.
+        leave_out: Numbers that are left out on request, beside those that the folder's list names.
 
     Returns:
-        What was found and done, or None where the folder holds nothing.
+        What was found and done, or None where there is nothing and nothing is left out.
 
     Raises:
         UsageError: The folder cannot be read or changed.
     """
     try:
-        return _prepare(path, start)
+        asked = numbering.read_list(path) | frozenset(leave_out)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path / numbering.LIST} cannot be read ({error}): mend it, or take it away and name its"
+            " numbers with --leave-out."
+        ) from error
+    try:
+        return _prepare(path, start, asked)
     except OSError as error:
         raise UsageError(
             f"The output folder {path} cannot be made ready for the run: {error}."
         ) from error
 
 
-def _prepare(path: Path, start: int) -> Folder | None:
-    if not path.is_dir():
-        return None
-    own, kept = _scan(path)
+def _prepare(path: Path, start: int, asked: Collection[int]) -> Folder | None:
+    own, kept = _scan(path) if path.is_dir() else ({}, {})
     if not own and not kept:
-        return None
+        return Folder(path, start, left_out=tuple(sorted(asked))) if asked else None
     foreign = tuple(index for index, name in sorted(own.items()) if is_foreign(path / name))
     torn = _set_torn_aside(path, own)
     for index, name in sorted(kept.items()):
@@ -129,15 +143,19 @@ def _prepare(path: Path, start: int) -> Folder | None:
             del kept[index]
     highest = max((*own, *kept, *torn), default=start - 1)
     following = start
-    while following in own:
+    while following in own or following in asked:
         following += 1
+    # The script goes on behind its highest file: it comes to those that are left out behind it again.
+    while following > start and following - 1 not in own:
+        following -= 1
     for index, name in sorted(own.items()):
         if index >= following and index not in foreign:
             os.replace(path / name, path / kept_of(name))
             kept[index] = kept_of(name)
-    there = {*own, *kept, *torn}
+    there = {*own, *kept, *torn, *asked}
     missing = tuple(index for index in range(following, highest) if index not in there)
-    return Folder(path, following, torn, missing, tuple(sorted(kept)), foreign)
+    left_out = tuple(sorted(number for number in asked if number not in own and number not in kept))
+    return Folder(path, following, torn, missing, tuple(sorted(kept)), foreign, left_out)
 
 
 def _scan(path: Path) -> tuple[dict[int, str], dict[int, str]]:
@@ -258,7 +276,7 @@ class ResumeSamples(Feature):
 
     def applies(self, plan: Plan) -> bool:
         """Whether the launcher has set samples aside."""
-        return bool(plan.roles.generator) and env.resume_notes() is not None
+        return bool(plan.roles.generator) and numbering.told().kept
 
     def install(self, transaction: Transaction, plan: Plan, role: str) -> None:
         """Enlist the answers that kept files give.
@@ -266,15 +284,22 @@ class ResumeSamples(Feature):
         In force outside of every other change of ``generate``: what is left of a batch goes through all
         of them.
         """
-        given = json.loads(env.resume_notes() or "")  # what :func:`tell` wrote
-        answers = _Kept(Path(given["folder"]), int(given["next"]))
+        given = numbering.told()
+        assert given.folder is not None  # :meth:`applies`
+        answers = _Kept(given.folder, given.next)
         module, _, cls = plan.roles.generator.partition(":")
         transaction.wrap(f"{module}:{cls}.generate", answers.generate)
 
 
 def tell(folder: Folder) -> str:
     """Return, as text, what the driver must know of a folder."""
-    return json.dumps({"folder": str(folder.path.absolute()), "next": folder.next})
+    notes = {
+        "folder": str(folder.path.absolute()),
+        "next": folder.next,
+        "kept": bool(folder.kept),
+        "left_out": folder.left_out,
+    }
+    return json.dumps(notes)
 
 
 class _Kept:
@@ -291,16 +316,19 @@ class _Kept:
         given = [] if given is None else given
         limit = instance.vllm_config.model_config.max_model_len - 1
         kept = {}
+        numbers = numbering.current().given or range(self.at, self.at + len(given))
         for place, prompt in enumerate(given):
             ids = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
-            if result := self._read(self.at + place, ids[:limit], len(instance.layer_ids)):
+            if result := self._read(numbers[place], ids[:limit], len(instance.layer_ids)):
                 kept[place] = result
         self.at += len(given)
+        left = [place for place in range(len(given)) if place not in kept]
+        with numbering.handing_on([numbers[place] for place in left]):
+            if not kept:
+                return wrapped(*args, **kwargs)
+            rest = [given[place] for place in left]
+            made = iter(_of_the_rest(wrapped, rest, args, kwargs) if rest else ())
         run_record.add_from_files(len(kept))
-        if not kept:
-            return wrapped(*args, **kwargs)
-        rest = [prompt for place, prompt in enumerate(given) if place not in kept]
-        made = iter(_of_the_rest(wrapped, rest, args, kwargs) if rest else ())
         return [kept[place] if place in kept else next(made) for place in range(len(given))]
 
     def _read(self, index: int, ids: Sequence[int], layers: int) -> Mapping[str, Any] | None:

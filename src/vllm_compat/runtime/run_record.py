@@ -37,6 +37,8 @@ class Account:
     tokens: int = 0
     timed_tokens: int = 0  # those of all calls but the first, which only starts the clock
     from_files: int = 0
+    left_out: list[int] = field(default_factory=list)
+    bad_sample: int | None = None  # the file's number of the one that the run could not do
     layers: int = 0
     width: int = 0
     dtype: str = ""
@@ -113,7 +115,7 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
     account.layers, account.width = len(states), int(states[0].shape[1])
     account.dtype = str(states[0].dtype)
     heartbeat.note(
-        samples=account.samples + account.from_files,
+        samples=account.samples + account.from_files + len(account.left_out),
         tokens=account.tokens,
         tokens_per_second=_speed(account),
         calls=account.calls,
@@ -124,9 +126,9 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def samples_so_far() -> int:
-    """Return how many samples this process has given back, computed or taken from files."""
+    """Return how many samples this process has given back: computed, from files, left out."""
     account = _ours()
-    return account.samples + account.from_files if account is not None else 0
+    return account.samples + account.from_files + len(account.left_out) if account is not None else 0
 
 
 @heartbeat.only_told
@@ -171,7 +173,24 @@ def add_from_files(count: int) -> None:
     account = _ours()
     if account is not None:
         account.from_files += count
-        heartbeat.note(samples=account.samples + account.from_files)
+        heartbeat.note(samples=samples_so_far())
+
+
+@heartbeat.only_told
+def leave_out(numbers: Sequence[int]) -> None:
+    """Add samples that were left out on request, by the numbers of their files."""
+    account = _ours()
+    if account is not None:
+        account.left_out += numbers
+        heartbeat.note(samples=samples_so_far())
+
+
+@heartbeat.only_told
+def blame(number: int) -> None:
+    """Note which sample, by the number of its file, the run cannot do; the first stays."""
+    account = _ours()
+    if account is not None and account.bad_sample is None:
+        account.bad_sample = number
 
 
 @heartbeat.only_told
@@ -231,6 +250,11 @@ def summary() -> str:
 
 def _extracted(account: Account) -> str:
     kept = f"{account.from_files} samples taken from their whole files" if account.from_files else ""
+    if account.left_out:
+        kept += f"{'; ' if kept else ''}{len(account.left_out)} left out on request"
+        kept += (
+            f" ({', '.join(map(str, account.left_out[:10]))}{', …' if account.left_out[10:] else ''})"
+        )
     if not account.samples:
         return kept or "no hidden states were extracted"
     rate = _speed(account)
@@ -239,6 +263,7 @@ def _extracted(account: Account) -> str:
         f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
         f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
         + (", residual stream NOT proven (proofs left out)" if _unproven(account.plan) else "")
+        + (", remote code refused" if "remote_code" in account.plan.switched_off else "")
         + "".join(f", {sentence}" for sentence in account.notes)
         + (f"; {account.saved} files saved" if account.saved else "")
         + (f"; {kept}" if kept else "")
@@ -294,6 +319,8 @@ def _as_record(account: Account) -> dict[str, Any]:
         "calls": account.calls,
         "saved": account.saved,
         "from_files": account.from_files,
+        "left_out": account.left_out,
+        "bad_sample": account.bad_sample,
         "transfer": _transfer(account),
         "saving": _facts("saving") or None,
         "failure": account.failure or None,

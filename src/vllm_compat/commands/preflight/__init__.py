@@ -24,6 +24,7 @@ def preflight(
     output_dir: str | Path | None = None,
     read_speed: str | float | None = None,
     static: bool = False,
+    remote_code: bool = True,
 ) -> Report:
     """Say what a run of stock's extraction on a model will meet, before anything is loaded.
 
@@ -46,6 +47,7 @@ def preflight(
         read_speed: How fast weights are read, ``"3GiB"`` or a number of bytes, per second. By
             default measured for a moment, if the weights are here.
         static: Leave out what has to be asked from vLLM.
+        remote_code: Let vLLM run the code that this model brings, if it does, to answer.
 
     Returns:
         The answers: ``items``, each with ``question``, ``state`` (``ok``, ``note``, ``fail`` or
@@ -74,6 +76,7 @@ def preflight(
         device_memory=judge.parse_size(memory) if isinstance(memory, str) else memory,
         samples=samples,
         output_dir=None if output_dir is None else Path(output_dir),
+        remote_code=remote_code,
         read_speed=judge.parse_size(speed) if isinstance(speed, str) else speed,
     )
     return judge.preflight(options, ask=not static)

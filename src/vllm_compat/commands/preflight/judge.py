@@ -30,6 +30,7 @@ from typing import Any
 
 from vllm_compat.analysis.layer_ids import config_path, layers_of, read_config
 from vllm_compat.analysis.misread import architectures_of, before_loading
+from vllm_compat.analysis.remote_code import remote_code_of, sentence
 from vllm_compat.analysis.streams import refusal
 from vllm_compat.commands.run_options import RunTerms
 from vllm_compat.errors import UsageError, VllmCompatError
@@ -122,13 +123,17 @@ def preflight(options: Options, *, ask: bool = True) -> Report:
     config = read_config(options.model)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
     assert text is not None
+    names = remote_code_of(options.model)
+    if ask and names and options.remote_code:
+        print(f"vllm-compat: {sentence(options.model, names)}", file=sys.stderr, flush=True)
     process = _Asking(options) if ask else None
     folder = config_path(options.model).parent
     items: list[Item] = []
     try:
         items += _layers(options)
         items += _pair(options)
-        items.append(_tokenizer(folder))
+        items += _remote_code(options, names)
+        items.append(_tokenizer(folder, options.remote_code))
         items += _output(options, text)
         bytes_on_disk = weight_bytes_on_disk(folder)
         speed = options.read_speed or measured_speed(folder)
@@ -167,6 +172,7 @@ class _Asking:
             "memory": options.device_memory or 80 * GIB,
             "max_model_len": options.max_model_len,
             "gpu_memory_utilization": options.gpu_memory_utilization,
+            "remote_code": options.remote_code,
             "max_num_batched_tokens": max(LEAST_TOKENS, options.max_model_len),
         }
         (here / "request.json").write_text(json.dumps(request))
@@ -288,7 +294,17 @@ def _downstream_version(name: str) -> str:
         return ""
 
 
-def _tokenizer(folder: Path) -> Item:
+def _remote_code(options: Options, names: tuple[str, ...]) -> list[Item]:
+    """Say which code of its own the model brings, and whether it is run."""
+    if not names:
+        return []
+    if options.remote_code:
+        return [Item("remote code", "note", sentence(options.model, names))]
+    left = "--no-remote-code: none of it was run, and a run with that option refuses what needs it"
+    return [Item("remote code", "note", f"the model brings {', '.join(names)}; {left}")]
+
+
+def _tokenizer(folder: Path, trusted: bool = True) -> Item:
     path = folder / "tokenizer_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -299,6 +315,8 @@ def _tokenizer(folder: Path) -> Item:
         return Item("tokenizer", "ok", "needs no remote code")
     name = remote if isinstance(remote, str) else next((part for part in remote if part), "?")
     code = folder / f"{name.rpartition('--')[2].partition('.')[0]}.py"
+    if not trusted:
+        return Item("tokenizer", "fail", f"is remote code ({name}), which --no-remote-code refuses")
     here = "" if code.exists() else f"; {code.name} is not there yet"
     return Item(
         "tokenizer",

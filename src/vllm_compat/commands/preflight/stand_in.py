@@ -346,7 +346,7 @@ def _configuration(request: dict[str, Any], standing_in: bool) -> Any:
     model = ModelConfig(
         model=request["model"],
         tokenizer=request["model"],
-        trust_remote_code=True,
+        trust_remote_code=bool(request.get("remote_code", True)),
         dtype="auto",
         max_model_len=length,
         enforce_eager=True,

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.analysis.layer_ids import auto_selected, config_path, number_of_layers, read_config
+from vllm_compat.analysis.remote_code import remote_code_of, sentence
 from vllm_compat.commands.run_options import RunTerms
 from vllm_compat.errors import UsageError
 
@@ -284,6 +285,10 @@ def rehearse(options: Options, *, log: Path | None = None) -> Report:
         (work / "request.json").write_text(json.dumps(request))
         command = [sys.executable, "-m", "vllm_compat", "run", "--record", str(record)]
         command += ["--log", str(output), "--capture", options.capture]
+        if not options.remote_code:
+            command.append("--no-remote-code")
+        elif names := remote_code_of(options.model):
+            print(f"vllm-compat: {sentence(options.model, names)}", file=sys.stderr, flush=True)
         for adapter in options.without:
             command += ["--without", adapter]
         command += ["-m", "vllm_compat.commands.rehearse.program", str(work / "request.json"), str(out)]

@@ -9,6 +9,7 @@ is taken away by the run that ends last.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -68,6 +69,36 @@ def start_index(arguments: Sequence[str]) -> int:
     """Return the number of the first sample, as stock's offline script is told (``--start-idx``)."""
     given = argument(arguments, "--start-idx") or "0"
     return int(given) if given.isdigit() else 0
+
+
+def numbers_to_leave_out(given: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers that ``--leave-out`` names: ``17,42``, or a file that holds such numbers.
+
+    Raises:
+        UsageError: One of them is neither.
+    """
+    found: set[int] = set()
+    for words in given:
+        text = words
+        if not _are_numbers(words):
+            try:
+                text = Path(words).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise UsageError(
+                    f"--leave-out takes numbers, as 17,42, or a file of numbers; {words!r} is neither"
+                    f" ({getattr(error, 'strerror', None) or error})."
+                ) from None
+            if not _are_numbers(text):
+                raise UsageError(
+                    f"The file {words} of --leave-out holds something else than numbers, separated by"
+                    " commas, blanks or new lines."
+                )
+        found.update(map(int, re.findall("[0-9]+", text)))
+    return tuple(sorted(found))
+
+
+def _are_numbers(text: str) -> bool:
+    return re.fullmatch(r"[\s,]*[0-9]{1,15}(?:[\s,]+[0-9]{1,15})*[\s,]*", text) is not None
 
 
 def argument(arguments: Sequence[str], name: str) -> str | None:

@@ -50,7 +50,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
-from vllm_compat.commands.run.folder import output_folder, own_folder, start_index
+from vllm_compat.analysis.remote_code import remote_code_of, sentence
+from vllm_compat.commands.run.folder import argument, output_folder, own_folder, start_index
 from vllm_compat.commands.run.processes import (
     Witness,
     adopt_orphans,
@@ -87,6 +88,7 @@ class LaunchOptions:
         status_file: Where the state of the run is kept as JSON, if anywhere.
         every: Seconds between two plain lines on the state of the run.
         leave_folder: Whether the program's output folder is left as it is before the run.
+        leave_out: The numbers of samples (of data_<i>.pt) that are not made.
         apply: Keyword arguments for `vllm_compat.apply()`; must be fit for JSON.
     """
 
@@ -97,6 +99,7 @@ class LaunchOptions:
     status_file: Path | None = None
     every: float = 30.0
     leave_folder: bool = False
+    leave_out: tuple[int, ...] = ()
     apply: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -152,6 +155,7 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
         command = _command(argv, module=module)
         written = output_folder(argv, module=module)
         folder = None if options.leave_folder else written
+        _may_leave_out(folder, options)
         with (
             _record_file(options.record) as record,
             tempfile.TemporaryDirectory(
@@ -162,13 +166,14 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
         ):
             environ = _environment(options, record)
             environ[env.VLLM_COMPAT_STATUS] = status
-            with _made_ready(folder, start_index(argv[1:]), environ):
+            with _made_ready(folder, start_index(argv[1:]), environ, options.leave_out):
+                _say_remote_code(argv, options)
                 watch = _watch(options, Path(status), argv)
                 outcome = _supervise(command, environ, record, options, watch=watch, log=log)
             outcome = replace(
                 outcome,
                 kept=_kept(options),
-                resume=_resume(folder) if not outcome.right else "",
+                resume=_resume(folder, outcome.record) if not outcome.right else "",
                 saved=_saved(folder) if outcome.returncode < 0 else "",
             )
             said = verdict(outcome)
@@ -183,19 +188,23 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
 
 
 @contextmanager
-def _made_ready(folder: Path | None, start: int, environ: dict[str, str]) -> Iterator[None]:
+def _made_ready(
+    folder: Path | None, start: int, environ: dict[str, str], leave_out: Sequence[int] = ()
+) -> Iterator[None]:
     """Set torn samples and those behind a gap aside for a run; put back what it had no use for.
 
     Raises:
         UsageError: The folder cannot be read or changed.
     """
-    if folder is None or (found := resume_samples.prepare(folder, start=start)) is None:
+    if folder is None:
         yield
         return
-    if str(found):
+    found = resume_samples.prepare(folder, start=start, leave_out=leave_out)
+    if found is not None and str(found):
         say(str(found))
-    if found.kept:
-        environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(found)
+    environ[env.VLLM_COMPAT_RESUME] = resume_samples.tell(
+        found or resume_samples.Folder(folder, next=start)
+    )
     try:
         yield
     finally:  # a run that has failed must not hide a file either
@@ -287,14 +296,47 @@ def _state(outcome: Outcome) -> str:
     return "finished" if outcome.right else "failed"
 
 
-def _resume(folder: Path | None) -> str:
+def _say_remote_code(argv: Sequence[str], options: LaunchOptions) -> None:
+    """Say before the program starts that the model it names brings code, and that this is run."""
+    model = argument(argv[1:], "--target-model-path")
+    without = options.apply.get("without")
+    if model and "remote_code" not in (without if isinstance(without, list) else ()):
+        names = remote_code_of(model)
+        if names:
+            say(sentence(model, names))
+
+
+def _may_leave_out(folder: Path | None, options: LaunchOptions) -> None:
+    """Refuse to leave samples out where that cannot be done.
+
+    Raises:
+        UsageError: Says why not.
+    """
+    if not options.leave_out:
+        return
+    if options.leave_folder:
+        raise UsageError("--leave-out and --leave-folder cannot both be given.")
+    if folder is None:
+        raise UsageError(
+            "--leave-out takes numbers of the data_<i>.pt that stock's offline script writes to its"
+            " --output-dir, and this program is no such script; leave conversations out of its data."
+        )
+    without = options.apply.get("without")
+    needed = {"leave_out", "atomic_save"}.intersection(without if isinstance(without, list) else ())
+    if needed:
+        raise UsageError(f"--leave-out needs {sorted(needed)[0]}, which --without leaves out.")
+
+
+def _resume(folder: Path | None, record: Mapping[str, object] | None) -> str:
     """Return the sentence that says how to go on; nothing where no folder is known."""
     if folder is None:
         return ""
-    return (
-        "What it has saved is whole. To do the rest, and no more, run the same again:"
-        f" {shlex.join(sys.orig_argv)}"
-    )
+    command, bad = list(sys.orig_argv), (record or {}).get("bad_sample")
+    same = "run the same again"
+    if bad is not None and "run" in command:
+        command.insert(command.index("run") + 1, f"--leave-out={bad}")
+        same += f", without the sample that it cannot do (data_{bad}.pt)"
+    return f"What it has saved is whole. To do the rest, and no more, {same}: {shlex.join(command)}"
 
 
 def _saved(folder: Path | None) -> str:

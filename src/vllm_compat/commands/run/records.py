@@ -76,7 +76,9 @@ def summed(record: Record | None, children: Sequence[Record]) -> Record | None:
     counts = {name: sum(int(each.get(name) or 0) for each in everyone) for name in _COUNTS}
     failure = next((each["failure"] for each in (record, *lasting) if each.get("failure")), None)
     told = [
-        str(each.get("extracted")) for each in everyone if each.get("samples") or each.get("from_files")
+        str(each.get("extracted"))
+        for each in everyone
+        if any(each.get(done) for done in ("samples", "from_files", "left_out"))
     ]
     extracted = "; ".join(told) or "no hidden states were extracted"
     if len(told) > 1:
@@ -85,10 +87,13 @@ def summed(record: Record | None, children: Sequence[Record]) -> Record | None:
     summary = f"{extracted[:1].upper()}{extracted[1:]}."
     if failure:
         summary = f"First cause: {str(failure).rstrip('.')}. Before it: {extracted}."
-    kept = ("pid", *_COUNTS, "failed", "failure")
+    kept = ("pid", *_COUNTS, "left_out", "failed", "failure")
+    bad = next((each["bad_sample"] for each in everyone if each.get("bad_sample") is not None), None)
     return {
         **record,
         **counts,
+        "left_out": sorted({number for each in everyone for number in each.get("left_out") or ()}),
+        "bad_sample": bad,
         "summary": summary,
         "extracted": extracted,
         "failure": failure,

@@ -295,6 +295,7 @@ def _surroundings(listing: Listing, samples: Sequence[Sample]) -> Iterator[Fault
     expected = look_up(listing.config, "data", "num_samples")
     if isinstance(expected, int) and not listing.server_flow:
         indices.append(max(expected, indices[-1] + 1))
+    indices = sorted({*indices, *listing.left_out})  # no file, on request
     missing = [range(before + 1, after) for before, after in pairwise(indices) if after > before + 1]
     if missing:
         filled = (

@@ -150,7 +150,8 @@ class Listing:
     """What stands in a folder beside and as samples.
 
     ``strays`` end in "pt" and are no samples, ``unfinished`` look like writes that did not end;
-    ``lengths`` is ``sample_lengths.json``, ``config`` is ``data_config.json`` (empty where absent).
+    ``lengths`` is ``sample_lengths.json``, ``config`` is ``data_config.json`` (empty where absent),
+    ``left_out`` what ``left_out.json`` names (empty where it is absent or no list of ours).
     """
 
     folder: Path
@@ -159,6 +160,7 @@ class Listing:
     unfinished: tuple[str, ...] = ()
     lengths: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    left_out: frozenset[int] = frozenset()
     server_flow: bool = False
 
     @property

@@ -24,6 +24,7 @@ from vllm_compat.commands.verify.model import (
     Sample,
 )
 from vllm_compat.errors import UsageError
+from vllm_compat.runtime import numbering
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +61,17 @@ def list_folder(folder: Path) -> Listing:
         unfinished=tuple(sorted(_unfinished(others, {entry.name for entry in entries}))),
         lengths=_read_json(folder / "sample_lengths.json"),
         config=_read_json(folder / "data_config.json"),
+        left_out=_left_out(folder),
         server_flow=kind == "hs",
     )
+
+
+def _left_out(folder: Path) -> frozenset[int]:
+    """Return which samples were left out on request; none where the list cannot be read."""
+    try:
+        return numbering.read_list(folder)
+    except (OSError, ValueError):
+        return frozenset()  # what it named is told as missing
 
 
 def _unfinished(others: Iterable[str], samples: Collection[str]) -> Iterator[str]:
