@@ -454,6 +454,9 @@ DRAFTED = {
             "num_local_experts": _EXPERTS,
             "num_experts_per_tok": _CHOSEN,
             "rotary_dim": HEAD_DIM // 2,
+            # In published configurations; vLLM reads them, transformers has no other ways.
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
         },
     ),
     "ernie4_5": Family(
