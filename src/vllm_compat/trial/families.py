@@ -39,7 +39,9 @@ class Family:
     """One family: transformers' classes, the fields that are not common, and what it is there for.
 
     ``embedding`` is the standard deviation of the embedding's weights; a family that multiplies
-    them has smaller ones, so that every residual stream begins at about one. ``published`` is the
+    them has smaller ones, so that every residual stream begins at about one. ``queries`` scales the
+    weights of the queries' norm: attention without a scale of its own would choose one token alone, and
+    make of float32's roundings ten times as much. ``published`` is the
     architecture's name in published configurations, and in vLLM, where transformers has another.
     """
 
@@ -48,6 +50,7 @@ class Family:
     why: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     embedding: float = 1.0
+    queries: float = 1.0
     drops: tuple[str, ...] = ()
     published: str = ""
 
@@ -536,6 +539,7 @@ DRAFTED = {
             "hidden_size_per_layer_input": 64,
         },
         embedding=HIDDEN**-0.5,
+        queries=HEAD_DIM**-0.5,
     ),
 }
 """Families that people train drafts for and that need transformers 5: see `lab.drafted`."""
@@ -573,7 +577,7 @@ def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = getattr(transformers, family.model)(config)
-        _draw(model, seed, family.embedding)
+        _draw(model, seed, family.embedding, family.queries)
     model.to(getattr(torch, dtype)).save_pretrained(out)
     saved = json.loads((out / "config.json").read_text(encoding="utf-8"))
     # transformers 4 leaves it out for Qwen2.5-VL.
@@ -620,7 +624,7 @@ def _fields(name: str) -> dict[str, Any]:
     return fields
 
 
-def _draw(model: Any, seed: int, embedding: float) -> None:
+def _draw(model: Any, seed: int, embedding: float, queries: float = 1.0) -> None:
     """Give every parameter values under which no part of the model is idle.
 
     Each has a generator of its own, seeded by its name. transformers' own initialisation is too
@@ -644,6 +648,8 @@ def _draw(model: Any, seed: int, embedding: float) -> None:
             parameter.copy_(parameter + 0.1 * values)  # a norm's weights or a bias
         else:
             parameter.copy_(0.5 * values)
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(queries)
 
 
 def _inputs(parameter: torch.Tensor) -> float:
