@@ -166,16 +166,17 @@ def choose(words: Iterable[str], known: Sequence[str] | None = None) -> list[str
 
 
 def expand(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the tiny models that words name; ``families`` stands for all families.
+    """Return the tiny models that words name; ``families`` and ``drafted`` stand for all of those.
 
     Raises:
         UsageError: A word names none.
     """
-    from vllm_compat.trial.families import FAMILY_NAMES
+    from vllm_compat.trial.families import DRAFTED_NAMES, FAMILY_NAMES
     from vllm_compat.trial.models import MODEL_NAMES
 
-    chosen = [model for name in names for model in (FAMILY_NAMES if name == "families" else (name,))]
-    known = MODEL_NAMES + FAMILY_NAMES
+    groups = {"families": FAMILY_NAMES, "drafted": DRAFTED_NAMES}
+    chosen = [model for name in names for model in groups.get(name, (name,))]
+    known = MODEL_NAMES + FAMILY_NAMES + DRAFTED_NAMES
     for model in chosen:
         if model not in known:
             raise UsageError(f"There is no tiny model {model!r}: choose among {', '.join(known)}.")
@@ -674,7 +675,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="tiny models, or `families` for all of them (default: one a pair)",
+        help="tiny models; `families` or `drafted` for all of those (default: one a pair)",
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[], metavar="N")
     parser.add_argument("--without", action="append", default=[], metavar="ADAPTER")

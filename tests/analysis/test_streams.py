@@ -40,3 +40,36 @@ def test_a_model_of_several_streams_is_refused_when_vllm_has_its_configuration()
         IncompatibleError, match=r"^the/model carries 4 residual streams a token \(hc_mult"
     ):
         misread.refuse_configured(config, None)  # type: ignore[arg-type]
+
+
+def parallel(**sizes: Any) -> SimpleNamespace:
+    """Return vLLM's configuration of an ordinary model on ranks of some kind."""
+    return SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(architectures=[]), model="the/model"),
+        parallel_config=SimpleNamespace(**{"tensor_parallel_size": 2, **sizes}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"pipeline_parallel_size": 2}, r"^Pipeline parallelism \(pipeline_parallel_size=2\)"),
+        ({"prefill_context_parallel_size": 2}, r"^Context parallelism of prompts"),
+        ({"enable_dbo": True}, r"^Ubatching \(enable_dbo=True\)"),
+        ({"ubatch_size": 2}, r"^Ubatching \(ubatch_size=2\)"),
+    ],
+)
+def test_ranks_that_have_not_every_row_of_every_layer_are_refused_before_loading(
+    sizes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(IncompatibleError, match=words) as found:
+        misread.refuse_configured(parallel(**sizes), None)  # type: ignore[arg-type]
+    assert "use tensor_parallel_size alone" in str(found.value)
+
+
+def test_tensor_parallelism_alone_is_not() -> None:
+    misread.refuse_parallel(
+        parallel(
+            pipeline_parallel_size=1, prefill_context_parallel_size=1, enable_dbo=False, ubatch_size=0
+        )
+    )

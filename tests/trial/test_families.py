@@ -20,7 +20,7 @@ def test_what_cannot_be_made_is_refused_before_torch_is_needed(
 
 
 def test_every_family_says_what_it_is_there_for() -> None:
-    assert len({family.why for family in families.FAMILIES.values()}) == len(families.FAMILIES)
+    assert len({family.why for family in families._ALL.values()}) == len(families._ALL)
 
 
 def test_minicpm_is_granite_under_other_names() -> None:
@@ -49,3 +49,8 @@ def test_vision_tokens_take_reserved_places(tmp_path: Path) -> None:
     text = (tmp_path / "tokenizer.json").read_text()
     assert f'"<|image_pad|>": {models.BYTE_PAIR_TOKENS + 35}' in text
     assert "<|reserved_token_547|>" not in text
+
+
+def test_drafted_families_have_names_of_their_own() -> None:
+    assert not set(families.FAMILIES) & set(families.DRAFTED)
+    assert not set(models.MODEL_NAMES) & {*families.FAMILIES, *families.DRAFTED}

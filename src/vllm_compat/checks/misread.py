@@ -14,6 +14,23 @@ from vllm_compat.errors import IncompatibleError, UsageError
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
 
+_HALVES = "a step is computed in parts, each by a forward of its own"
+_NOT_SERVED = {
+    "pipeline_parallel_size": (
+        "Pipeline parallelism",
+        1,
+        "each stage has some of the layers and the downstream reads the answer of one rank",
+    ),
+    "prefill_context_parallel_size": (
+        "Context parallelism of prompts",
+        1,
+        "each rank has some of the rows",
+    ),
+    "enable_dbo": ("Ubatching", False, _HALVES),
+    "ubatch_size": ("Ubatching", 1, _HALVES),
+}
+"""Options of vLLM's ``ParallelConfig`` (0.33.0) and their values where they are off."""
+
 
 def refuse(model: str, ranks: int, plan: Plan) -> None:
     """Refuse, by its configuration file, a model whose residual stream would be read wrongly.
@@ -38,12 +55,30 @@ def refuse_configured(vllm_config: Any, plan: Plan) -> None:
     Raises:
         IncompatibleError: As `refuse`.
     """
+    refuse_parallel(vllm_config)
     model = getattr(vllm_config, "model_config", None)
     config = getattr(model, "hf_config", None)
     _refuse_streams(config, str(getattr(model, "model", "This model")))
     ranks = getattr(vllm_config.parallel_config, "tensor_parallel_size", 1)
     named = getattr(config, "architectures", None) or ()
     _refuse_named(tuple(map(str, named)), ranks, plan, vllm_config)
+
+
+def refuse_parallel(vllm_config: Any) -> None:
+    """Refuse kinds of parallelism under which no rank has every scheduled row of every layer.
+
+    The downstream asks for tensor parallelism only; who sets another by hand is told before loading.
+
+    Raises:
+        IncompatibleError: Names the kind, the option of vLLM's ``ParallelConfig``, and what to do.
+    """
+    parallel = vllm_config.parallel_config
+    for name, (kind, without_it, why) in _NOT_SERVED.items():
+        value = getattr(parallel, name, without_it)
+        if value > without_it:
+            raise IncompatibleError(
+                f"{kind} ({name}={value}) is not served, since {why}: use tensor_parallel_size alone."
+            )
 
 
 def _refuse_streams(config: Any, model: str) -> None:

@@ -39,7 +39,9 @@ class Family:
     """One family: transformers' classes, the fields that are not common, and what it is there for.
 
     ``embedding`` is the standard deviation of the embedding's weights; a family that multiplies
-    them has smaller ones, so that every residual stream begins at about one. ``published`` is the
+    them has smaller ones, so that every residual stream begins at about one. ``queries`` scales the
+    weights of the queries' norm: attention without a scale of its own would choose one token alone, and
+    make of float32's roundings ten times as much. ``published`` is the
     architecture's name in published configurations, and in vLLM, where transformers has another.
     """
 
@@ -48,6 +50,7 @@ class Family:
     why: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     embedding: float = 1.0
+    queries: float = 1.0
     drops: tuple[str, ...] = ()
     published: str = ""
 
@@ -354,42 +357,232 @@ FAMILIES = {
         drops=tuple(_SIZES),
     ),
 }
+_GATED_DELTA = {
+    "head_dim": HEAD_DIM,
+    "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_ROUTED = {
+    "num_experts": _EXPERTS,
+    "num_experts_per_tok": _CHOSEN,
+    "moe_intermediate_size": _INNER,
+    "shared_expert_intermediate_size": _INNER,
+}
+_LATENT = {
+    **FAMILIES["deepseek_v2"].fields,
+    "rope_scaling": None,
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+}
+_INDEXED = {**_LATENT, "index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
+
+DRAFTED = {
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        "Qwen3NextConfig",
+        "gated delta nets and gated attention in turn, experts",
+        {**_GATED_DELTA, **_ROUTED},
+    ),
+    "qwen3_5": Family(
+        "Qwen3_5ForCausalLM", "Qwen3_5TextConfig", "the same without experts", _GATED_DELTA
+    ),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeTextConfig",
+        "the same with experts in every layer",
+        {**_GATED_DELTA, **_ROUTED},
+    ),
+    "glm4_moe": Family(
+        "Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        "sigmoid router, a dense first layer, half of rope",
+        {
+            "head_dim": HEAD_DIM,
+            "moe_intermediate_size": _INNER,
+            "n_routed_experts": _EXPERTS,
+            "num_experts_per_tok": _CHOSEN,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    "glm_moe_dsa": Family(
+        "GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", "MLA with an indexer over tokens", _INDEXED
+    ),
+    "deepseek_v32": Family(
+        "DeepseekV32ForCausalLM", "DeepseekV32Config", "MLA with an indexer, DeepSeek's", _INDEXED
+    ),
+    "deepseek_v4": Family(
+        "DeepseekV4ForCausalLM",
+        "DeepseekV4Config",
+        "several streams a token",
+        {
+            "num_key_value_heads": 1,
+            "moe_intermediate_size": _INNER,
+            "head_dim": 128,
+            "q_lora_rank": 128,
+            "n_routed_experts": _EXPERTS,
+            "num_experts_per_tok": _CHOSEN,
+            "o_groups": 2,
+            "o_lora_rank": 64,
+            "index_n_heads": 4,
+            "index_topk": 64,
+        },
+        drops=("num_key_value_heads", "intermediate_size"),
+    ),
+    "kimi_linear": Family(
+        "KimiLinearForCausalLM",
+        "KimiLinearConfig",
+        "delta attention and MLA, hands on its residual last",
+        {
+            **{name: _LATENT[name] for name in _LATENT if name.startswith(("qk_", "v_", "kv_"))},
+            "num_key_value_heads": HEADS,
+            "moe_intermediate_size": _INNER,
+            "num_local_experts": _EXPERTS,
+            "num_experts_per_tok": _CHOSEN,
+            "linear_num_heads": HEADS,
+        },
+        drops=("num_key_value_heads",),
+    ),
+    "minimax_m2": Family(
+        "MiniMaxM2ForCausalLM",
+        "MiniMaxM2Config",
+        "norms over all heads at once, sigmoid router",
+        {
+            "head_dim": HEAD_DIM,
+            "intermediate_size": _INNER,
+            "num_local_experts": _EXPERTS,
+            "num_experts_per_tok": _CHOSEN,
+            "rotary_dim": HEAD_DIM // 2,
+            # In published configurations; vLLM reads them, transformers has no other ways.
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5ForCausalLM", "Ernie4_5Config", "interleaved rope", {"head_dim": HEAD_DIM}
+    ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        "Ernie4_5_MoeConfig",
+        "experts behind a dense first layer, a bias that only chooses",
+        {"moe_num_experts": _EXPERTS, "moe_k": _CHOSEN, "moe_intermediate_size": _INNER},
+    ),
+    "hunyuan": Family(
+        "HunYuanDenseV1ForCausalLM",
+        "HunYuanDenseV1Config",
+        "norms of queries and keys behind rope",
+        {"head_dim": HEAD_DIM},
+    ),
+    "hunyuan_moe": Family(
+        "HunYuanMoEV1ForCausalLM",
+        "HunYuanMoEV1Config",
+        "the same with experts and a shared one",
+        {
+            "head_dim": HEAD_DIM,
+            "num_experts": _EXPERTS,
+            "moe_topk": [_CHOSEN] * LAYERS,
+            "moe_intermediate_size": [_INNER] * LAYERS,
+            "num_shared_expert": [1] * LAYERS,
+            "use_mixed_mlp_moe": True,
+            "use_qk_norm": True,
+        },
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        "one mixer a layer: Mamba-2, attention, MLP or experts",
+        {
+            "layers_block_type": ["mamba", "attention", "mlp", "moe"],
+            "head_dim": HEAD_DIM,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "n_routed_experts": _EXPERTS,
+            "num_experts_per_tok": _CHOSEN,
+            "moe_intermediate_size": _INNER,
+            "moe_shared_expert_intermediate_size": _INNER,
+        },
+        drops=("num_hidden_layers",),
+    ),
+    "gemma3n": Family(
+        "Gemma3nForCausalLM",
+        "Gemma3nTextConfig",
+        "four streams a token, embeddings in every layer",
+        {
+            "head_dim": HEAD_DIM,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 64,
+            "num_kv_shared_layers": 0,
+            "laurel_rank": 16,
+            "activation_sparsity_pattern": [0.5] * (LAYERS // 2) + [0.0] * (LAYERS // 2),
+        },
+        embedding=HIDDEN**-0.5,
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        "Gemma4TextConfig",
+        "wider heads in layers without a window, embeddings in every layer",
+        {
+            "head_dim": HEAD_DIM,
+            "global_head_dim": 2 * HEAD_DIM,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 64,
+        },
+        embedding=HIDDEN**-0.5,
+        queries=HEAD_DIM**-0.5,
+    ),
+}
+"""Families that people train drafts for and that need transformers 5: see `lab.drafted`."""
+
 FAMILY_NAMES = tuple(FAMILIES)
+DRAFTED_NAMES = tuple(DRAFTED)
+_ALL = {**FAMILIES, **DRAFTED}
 
 
 def make_tiny(name: str, out_dir: str | Path, *, dtype: str = "float32") -> Path:
     """Write a tiny model into a folder, one of `models` or a family."""
-    if name in FAMILIES:
+    if name in _ALL:
         return make_family(name, out_dir, dtype=dtype)
     return make_model(name, out_dir, dtype=dtype)
 
 
 def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed: int = 0) -> Path:
-    """Write the tiny model of a family (one of `FAMILY_NAMES`) into a folder; return the folder.
+    """Write a family's tiny model (`FAMILY_NAMES`, `DRAFTED_NAMES`) into a folder; return the folder.
 
     `dtype` is the checkpoint's. The same arguments give the same weights with the same release of
     transformers; releases that name the weights differently in memory draw others. A folder that
     transformers 4 has written is read by later ones too. Needs torch and transformers.
     """
-    if name not in FAMILIES:
-        raise UsageError(f"There is no tiny family {name!r}: choose one of {', '.join(FAMILIES)}.")
+    if name not in _ALL:
+        raise UsageError(f"There is no tiny family {name!r}: choose one of {', '.join(_ALL)}.")
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UsageError(f"A tiny model cannot be written in {dtype!r}: choose float32 or bfloat16.")
     import torch
     import transformers
 
-    family = FAMILIES[name]
+    family = _ALL[name]
     out = Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     config = getattr(transformers, family.config)(**_fields(name))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = getattr(transformers, family.model)(config)
-        _draw(model, seed, family.embedding)
+        _draw(model, seed, family.embedding, family.queries)
     model.to(getattr(torch, dtype)).save_pretrained(out)
     saved = json.loads((out / "config.json").read_text(encoding="utf-8"))
     # transformers 4 leaves it out for Qwen2.5-VL.
     saved["architectures"] = [family.published or family.model]
+    saved.setdefault("num_hidden_layers", LAYERS)  # Nemotron-H's counts the kinds of its layers
     if name == "minicpm":
         saved = as_minicpm(saved)
         shutil.copyfile(Path(__file__).parent / "remote_code" / _MINICPM_CODE, out / _MINICPM_CODE)
@@ -410,7 +603,7 @@ def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed:
 
 def _fields(name: str) -> dict[str, Any]:
     """Return the arguments of a family's configuration class."""
-    family = FAMILIES[name]
+    family = _ALL[name]
     fields: dict[str, Any] = {
         **{key: value for key, value in _SIZES.items() if key not in family.drops},
         "bos_token_id": special_token_id("[BOS]"),
@@ -431,7 +624,7 @@ def _fields(name: str) -> dict[str, Any]:
     return fields
 
 
-def _draw(model: Any, seed: int, embedding: float) -> None:
+def _draw(model: Any, seed: int, embedding: float, queries: float = 1.0) -> None:
     """Give every parameter values under which no part of the model is idle.
 
     Each has a generator of its own, seeded by its name. transformers' own initialisation is too
@@ -455,6 +648,8 @@ def _draw(model: Any, seed: int, embedding: float) -> None:
             parameter.copy_(parameter + 0.1 * values)  # a norm's weights or a bias
         else:
             parameter.copy_(0.5 * values)
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(queries)
 
 
 def _inputs(parameter: torch.Tensor) -> float:
