@@ -11,7 +11,7 @@ from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.drift import Finding, find_drifts
 from vllm_compat.analysis.surface import Surface
 
-Key = tuple[str, str, str | None]
+Key = tuple[str, str, str | None, bool]
 
 
 _known: dict[tuple[str, str], frozenset[Key]] = {}

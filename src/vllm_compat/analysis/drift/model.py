@@ -49,9 +49,9 @@ class Finding:
     home: str | None = None
 
     @property
-    def key(self) -> tuple[str, str, str | None]:
-        """What makes two findings the same on different releases."""
-        return (self.kind.value, self.symbol, self.name)
+    def key(self) -> tuple[str, str, str | None, bool]:
+        """What makes two findings the same on different releases: what may be is not what is sure."""
+        return (self.kind.value, self.symbol, self.name, self.fatal)
 
 
 class Findings:
@@ -62,7 +62,7 @@ class Findings:
 
     def add(self, finding: Finding) -> None:
         """Take a finding in, or its sites where it is known."""
-        key = (*finding.key, finding.seen, finding.detail, finding.fatal)
+        key = (*finding.key, finding.seen, finding.detail)
         known = self._found.get(key)
         if known is None:
             self._found[key] = finding

@@ -111,7 +111,7 @@ class History:
             found = {f.key: f for f in find_drifts(calls, surface, home) if f.home}
             since = dict.fromkeys(found, surface.version)
             part = dataclasses.replace(calls, sites=_related(calls, list(found.values())))
-            known: dict[str, set[tuple[str, str, str | None]]] = {}
+            known: dict[str, set[tuple[str, str, str | None, bool]]] = {}
             running = set(found)
             for version in reversed(later):
                 if running and version not in known:
