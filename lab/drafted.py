@@ -53,10 +53,8 @@ TINY: dict[str, tuple[str, ...] | str] = {
 NOT_RUN_YET = frozenset(
     {
         "deepseek_v32",
-        "deepseek_v4",
         "ernie4_5",
         "ernie4_5_moe",
-        "gemma3n",
         "glm_moe_dsa",
         "hunyuan",
         "hunyuan_moe",
@@ -66,6 +64,9 @@ NOT_RUN_YET = frozenset(
     }
 )
 """Tiny models without a run on a CPU build, which the command above runs."""
+
+OPEN = frozenset({"qwen3_5"})
+"""Tiny models whose run failed where vLLM alone, on three other prompts, did not: not looked into yet."""
 
 BESIDE = dict.fromkeys(
     ("qwen3_5", "qwen3_5_moe"),
