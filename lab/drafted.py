@@ -66,7 +66,7 @@ NOT_RUN_YET = frozenset(
 """Tiny models without a run on a CPU build, which the command above runs."""
 
 OPEN = frozenset({"qwen3_5"})
-"""Tiny models whose run failed where vLLM alone, on three other prompts, did not: not looked into yet."""
+"""Tiny models whose run failed where vLLM alone, on three other prompts, did not: not looked into."""
 
 BESIDE = dict.fromkeys(
     ("qwen3_5", "qwen3_5_moe"),
