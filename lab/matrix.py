@@ -114,6 +114,7 @@ class Options:
     base: str | None = None
     limit: float = LIMIT
     disk: float | None = None
+    dtype: str = "float32"
 
 
 def digest_of(source: Path | None) -> str | None:
@@ -255,7 +256,8 @@ class Matrix:
             for model, ranks in self._models(paths, overlay, speculators):
                 cell = Cell(
                     release, speculators, model, ranks,
-                    without=self.options.without, overlay=overlay is not None,
+                    dtype=self.options.dtype, without=self.options.without,
+                    overlay=overlay is not None,
                 )  # fmt: skip
                 records += self._cell_and_more(cell, paths, overlay, share)
         return records
@@ -678,6 +680,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tiny models; `families` or `drafted` for all of those (default: one a pair)",
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[], metavar="N")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--without", action="append", default=[], metavar="ADAPTER")
     parser.add_argument(
         "--ablate", action="store_true", help="run each cell without each of its adapters as well"
@@ -736,6 +739,7 @@ def run_matrix(options: argparse.Namespace) -> int:
             base=options.base,
             limit=options.limit,
             disk=options.disk,
+            dtype=options.dtype,
         ),
         lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )

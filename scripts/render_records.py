@@ -163,7 +163,7 @@ def families() -> str:
     """Return the page of model families: what each is there for, and how far its rows were off."""
     from lab.decoder_layers import TABLE
 
-    from lab import layers_page
+    from lab import drafted, layers_page
     from vllm_compat.analysis.misread import as_markdown
     from vllm_compat.trial.families import FAMILIES
 
@@ -225,6 +225,7 @@ def families() -> str:
             "|---|---|",
         ]
         parts += [f"| {name} | {str(words)[:160]} |" for name, words in record["faults"].items()]
+    parts += ["", *drafted.as_markdown(record for _, record in records("families", "families"))]
     parts += ["", *layers_page.as_markdown(json.loads(TABLE.read_text(encoding="utf-8")))]
     return "\n".join([*parts, ""])
 
