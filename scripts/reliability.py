@@ -1,4 +1,4 @@
-"""The page on what was tried to break a run: campaigns, and what came of them (``records/reliability``)."""
+"""The page on what was tried to break a run: campaigns, and what came of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _kills(name: str, record: dict[str, Any]) -> str:
         ("processes that were hit: launcher, program, worker, other",
          ", ".join(str(count) for count in by_role.values())),
         ("rounds with two at once", sum(len(entry["hit"]) > 1 for entry in entries)),
-        ("rounds hit while samples were written or later", sum(entry["samples"] > 0 for entry in entries)),
+        ("rounds hit when samples were there", sum(entry["samples"] > 0 for entry in entries)),
         ("rounds that ended with a verdict in words, of those whose launcher was not killed by SIGKILL",
          f"{sum(entry['verdict'] for entry in launched)} of {len(launched)}"),
         ("torn files (wrong)", sum(len(entry["torn"]) for entry in entries)),
@@ -54,10 +54,10 @@ def _kills(name: str, record: dict[str, Any]) -> str:
         [
             "## Random kills",
             "",
-            f"Stock's way of work (`tests/programs/extract.py`) on speculators {record['speculators']} and"
+            f"Stock's way of work (`tests/programs/extract.py`), speculators {record['speculators']},"
             f" vLLM {record['vllm']} (CPU), killed by SIGKILL, SIGTERM or SIGINT at random moments and"
-            f" started again until it was done: `scripts/campaign_kills.py` (`{name}`). Equal is a deviation"
-            " of less than 2 % a row.",
+            f" started again until it was done: `scripts/campaign_kills.py` (`{name}`). Equal is a"
+            " deviation of less than 2 % a row.",
             "",
             "| what | count |",
             "|---|---|",
@@ -82,8 +82,8 @@ def _fuzz(name: str, record: dict[str, Any]) -> str:
             "## Odd inputs",
             "",
             f"`scripts/campaign_fuzz.py` (`{name}`): torn, malicious and senseless inputs, made by"
-            " hypothesis. *Wrong* is a traceback, a file that was changed or lost, or code that ran out of a"
-            " file that was only read.",
+            " hypothesis. *Wrong* is a traceback, a file that was changed or lost, or code that ran out"
+            " of a file that was only read.",
             "",
             "| what was given | tried | taken | refused in words | wrong |",
             "|---|---|---|---|---|",
