@@ -154,6 +154,8 @@ def read_config(model: str | Path, environ: Mapping[str, str] = os.environ) -> M
         raise UsageError(f"{path} cannot be read as a configuration: {error}.") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no configuration, which is a JSON object.")
+    if not isinstance(config.get("architectures") or [], list):
+        raise UsageError(f"{path} holds no list of names under architectures.")
     return config
 
 
