@@ -14,8 +14,9 @@ NOT_TRIED = """## What has not been tried
 
 Kills were tried on vLLM's CPU build, one machine, one rank. Disks (full, read-only, slow, vanished) and
 neighbours (other plugins, tracers, debuggers, notebooks) have tests for single cases, and no campaign.
-What is *left* was there 40 seconds after the kill. It was seen after SIGKILL of the launcher alone, and has
-not been explained; 200 rounds are meant to be run, and the table says how many have been.
+What is *left* was there 40 seconds after the kill. It was seen after SIGKILL of the launcher alone, and
+has not been explained. *Other* are processes whose command line does not tell a worker.
+200 rounds are meant to be run, and the table says how many have been.
 """
 
 
