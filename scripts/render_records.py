@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
     """Render the pages; return 1 where ``--check`` finds an old one."""
     import history
     import performance
+    import reliability
     import start_page
     from lab.matrix import known_releases
     from lab.matrix_report import read_records
@@ -33,6 +34,7 @@ def main(arguments: list[str]) -> int:
         ROOT / "docs" / "families.md": families(),
         ROOT / "docs" / "history.md": history.page(next(records("history"))[1]),
         ROOT / "docs" / "performance.md": performance.page(records),
+        ROOT / "docs" / "reliability.md": reliability.page(records),
         ROOT / "docs" / "start.md": start_page.page(read_records(RECORDS / "matrix"), known_releases()),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]

@@ -6,6 +6,8 @@ import argparse
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 import vllm_compat
 from vllm_compat import cli
+from vllm_compat.runtime import env
 
 SOURCE = Path(vllm_compat.__file__).parent
 STOCK = "--assistant-pattern --data-path --target-layer-ids --on-missing"
@@ -80,3 +83,82 @@ def test_every_argument_that_a_message_gives_to_a_public_function_exists(functio
     for place, text in SENTENCES:
         for given in re.findall(rf"(?<!\w){function}\((\w+)=", text):
             assert given in parameters, f"{place}: {function}({given}=…)"
+
+
+# The advice itself, tried against the error that it stands behind.
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "vllm_compat", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A program that is known as stock's script, and does nothing."""
+    path = tmp_path / "program.py"
+    path.write_text("'VllmHiddenStatesGenerator --output-dir data_'")
+    return path
+
+
+def test_advice_a_status_file_is_written_by_the_option_that_is_named(
+    tmp_path: Path, program: Path
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("{}")
+    refused = run("status", status)
+    assert refused.returncode == 2
+    assert "`vllm-compat run --status-file` writes one" in refused.stderr
+    run("run", "--status-file", status, program)
+    assert "program.py" in run("status", status).stdout
+
+
+def test_advice_a_list_that_cannot_be_read_is_taken_away_and_its_numbers_named(
+    tmp_path: Path, program: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "left_out.json").write_text("[")
+    refused = run("run", program, "--output-dir", out)
+    assert refused.returncode == 2
+    assert "mend it, or take it away and name its numbers with --leave-out" in refused.stderr
+    (out / "left_out.json").unlink()
+    done = run("run", "--leave-out", "3", program, "--output-dir", out)
+    assert "Left out on request: 3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (["--leave-out", "3"], ["--leave-out", "3", "OUT"]),
+        (["--leave-out", "x", "OUT"], ["--leave-out", "17,42", "OUT"]),
+        (["--leave-out", "3", "--leave-folder", "OUT"], ["--leave-out", "3", "OUT"]),
+        (["--leave-out", "3", "--without", "atomic_save", "OUT"], ["--leave-out", "3", "OUT"]),
+    ],
+)
+def test_advice_what_leave_out_refuses_is_taken_as_it_says(
+    tmp_path: Path, program: Path, wrong: list[str], right: list[str]
+) -> None:
+    def started(words: list[str]) -> subprocess.CompletedProcess[str]:
+        to = ["--output-dir", str(tmp_path / "out")] if "OUT" in words else []
+        return run("run", *(word for word in words if word != "OUT"), program, *to)
+
+    refused = started(wrong)
+    assert refused.returncode == 2
+    assert "--leave-out" in refused.stderr
+    assert "Left out on request" in started(right).stderr
+
+
+@pytest.mark.parametrize("given", ["", "lora", " vllm_compat", "a, vllm_compat ,b", ","])
+def test_advice_the_allow_list_that_is_named_lets_us_in(given: str) -> None:
+    said = env.allow_list_shuts_us_out({"VLLM_PLUGINS": given})
+    assert said is not None
+    (cure,) = re.findall(r'set VLLM_PLUGINS="([^"]*)"', said)
+    assert env.allow_list_shuts_us_out({"VLLM_PLUGINS": cure}) is None
+    assert env.allow_list_shuts_us_out({}) is None
+
+
+def test_advice_a_script_that_begins_with_a_dash_is_named_with_m(tmp_path: Path) -> None:
+    refused = run("run", "--", "-x")
+    assert "name a script, or -m and a module" in refused.stderr
+    assert run("run", "-m", "this").returncode != 2

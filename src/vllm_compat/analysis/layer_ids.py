@@ -150,10 +150,12 @@ def read_config(model: str | Path, environ: Mapping[str, str] = os.environ) -> M
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"There is no {path}: name a folder with a model in it.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # the last: brackets without end
         raise UsageError(f"{path} cannot be read as a configuration: {error}.") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no configuration, which is a JSON object.")
+    if not isinstance(config.get("architectures") or [], list):
+        raise UsageError(f"{path} holds no list of names under architectures.")
     return config
 
 

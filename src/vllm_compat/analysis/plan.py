@@ -169,5 +169,5 @@ def loads(text: str) -> Plan:
             guarded=tuple(record["guarded"]),
             switched_off=tuple(record["switched_off"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"VLLM_COMPAT_PLAN holds no readable plan ({error}).") from error

@@ -34,9 +34,16 @@ def difference(text: str) -> str:
     """
     import json
 
-    told = json.loads(text)
-    same_context = told["context"] == _context()
-    for name, there in told["packages"].items():
+    try:
+        told = json.loads(text)
+        same_context = told["context"] == _context()
+        packages = {
+            name: there and dict(there, folder=there["folder"])
+            for name, there in told["packages"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "where the published plan was read from cannot be made out"
+    for name, there in packages.items():
         here = _where(name)
         if here is None or there is None or here == there:
             continue

@@ -120,7 +120,13 @@ def shrink(
     layers = min(layers, count)
     nested = isinstance(config.get("text_config"), dict)
     text = dict(config["text_config"] if nested else config)
-    small = _shrink_text(text, layers=layers, ranks=ranks, vocabulary=vocabulary)
+    try:
+        small = _shrink_text(text, layers=layers, ranks=ranks, vocabulary=vocabulary)
+    except (KeyError, TypeError, ValueError, OverflowError, ArithmeticError) as error:
+        raise UsageError(
+            f"The configuration of {model} cannot be made smaller: one of its sizes is missing or no"
+            f" number ({type(error).__name__}: {error})."
+        ) from error
     changes = [_change(k, text.get(k), v) for k, v in small.items() if text.get(k) != v and _plain(v)]
     whole = dict(small)
     if nested:

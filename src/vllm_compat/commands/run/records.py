@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,24 @@ def _read(path: Path) -> Record | None:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return {"summary": f"The run's record could not be read: {error}."}
-    return record if isinstance(record, dict) else {"summary": "The run's record is malformed."}
+    return _sound(record) if isinstance(record, dict) else {"summary": "The run's record is malformed."}
+
+
+def _sound(record: dict[str, Any]) -> Record:
+    """Return a record without what no process of ours writes so: a program may write there too."""
+    numbers = [*_COUNTS, "opened", "written"]
+    wrong = {name for name in numbers if type(record.get(name, 0)) not in (int, float)}
+    wrong |= {name for name in numbers if type(record.get(name)) is float and not isfinite(record[name])}
+    out = record.get("left_out", [])
+    if not isinstance(out, list) or not all(type(number) is int for number in out):
+        wrong.add("left_out")
+    if type(record.get("bad_sample")) is not int:
+        wrong.add("bad_sample")
+    if not isinstance(record.get("adapters", {}), dict):
+        wrong.add("adapters")
+    return {name: value for name, value in record.items() if name not in wrong}
 
 
 def read_children(folder: Path) -> list[Record]:
@@ -54,7 +70,7 @@ def read_children(folder: Path) -> list[Record]:
     for path in folder.glob("*.record"):
         record = _read(path)
         if record and record.get("kind") == "run":
-            found.append({"pid": int(path.stem), **record})
+            found.append({**record, "pid": int(path.stem)})
     return sorted(found, key=lambda record: record.get("opened", 0.0))
 
 

@@ -103,9 +103,12 @@ def read_processes(folder: Path) -> tuple[Process, ...]:
     for path in folder.glob("*.json"):
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
-        if isinstance(said, dict) and "pid" in said:
+        if isinstance(said, dict) and type(said.get("pid")) is int:
+            for name in ("entered", "error_at"):  # what they are put in order by
+                if type(said.get(name, 0.0)) not in (int, float):
+                    del said[name]
             found.append(Process(said))
     return tuple(sorted(found, key=lambda process: process.said.get("entered", 0.0)))
 
@@ -443,11 +446,20 @@ def read_status(path: Path) -> Mapping[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"The status file {path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or record.get("kind") != "status":
+    if not isinstance(record, dict) or record.get("kind") != "status" or not _can_be_shown(record):
         raise UsageError(f"{path} is no status file: `vllm-compat run --status-file` writes one.")
     return record
+
+
+def _can_be_shown(record: Mapping[str, Any]) -> bool:
+    """Whether a status file holds what :func:`render` reads."""
+    try:
+        render(record, 0.0)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError):
+        return False
+    return True
 
 
 def render(record: Mapping[str, Any], now: float) -> tuple[str, int]:

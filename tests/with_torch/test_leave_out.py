@@ -128,7 +128,7 @@ def test_a_later_run_honours_the_list_and_makes_only_what_is_missing(
         (tmp_path / "out" / f"data_{number}.pt").unlink()
     generator, record = launch(tmp_path / "out", monkeypatch)
     assert generator.seen == [PROMPTS[2], PROMPTS[9]]
-    assert (record["left_out"], record["from_files"]) == ([5], 8)
+    assert (record["left_out"], record["from_files"]) == ([5], 7)
     assert numbers(tmp_path / "out") == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
 
 
@@ -203,3 +203,17 @@ def test_the_launchers_sum_names_what_each_process_has_left_out() -> None:
     found = records.summed(base, children)
     assert found is not None
     assert (found["left_out"], found["bad_sample"]) == ([3, 5], 9)
+
+
+def test_verify_does_not_take_what_was_left_out_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm_compat.commands.verify import verify_directory
+
+    def gaps() -> list[str]:
+        return [f.message for f in verify_directory(tmp_path / "out").faults if f.kind.value == "gap"]
+
+    launch(tmp_path / "out", monkeypatch, 5)
+    assert gaps() == []
+    (tmp_path / "out" / numbering.LIST).unlink()
+    assert len(gaps()) == 1
