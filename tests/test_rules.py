@@ -154,6 +154,7 @@ MUTATORS = {
 
 FOR_A_BLOCK = {
     "dataset.py:_reasons": "listens to the downstream's logger while a dataset is built",
+    "dataset.py:_silent": "keeps that logger silent while turns are looked at once more",
     "dataset.py:_probe": "builds a few rows past the cache of `datasets`, to hear why rows are lost",
 }
 """Functions of checks that change something of others' while they run, and put it back then."""

@@ -92,7 +92,7 @@ def _overview() -> str:
 
 
 def _set_up_run(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.analysis.environment import CAPTURES
+    from vllm_compat.analysis.environment import CAPTURES, MAX_LOSS
 
     parser.usage = "vllm-compat run [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.description = (
@@ -130,6 +130,14 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         help="leave this adapter or feature out",
     )
     _add_remote_code(parser)
+    parser.add_argument(
+        "--max-loss",
+        type=float,
+        default=MAX_LOSS,
+        metavar="SHARE",
+        help="stop before loading if more than this share of the conversations, of their turns or of"
+        f" their answers is lost on the way to token ids (default: {MAX_LOSS})",
+    )
     _add_launch_arguments(parser)
     # As torchrun does: all from the first word that is no option of ours on is the program's.
     parser.add_argument(
@@ -437,6 +445,7 @@ def _run(options: argparse.Namespace) -> int:
             "transfer": options.transfer,
             "without": [*options.without, *([] if options.remote_code else ["remote_code"])],
             "canary": options.canary,
+            "max_loss": options.max_loss,
         },
     )
     return run(argv, module=options.module, options=chosen)

@@ -61,7 +61,7 @@ def preprocessing(
     fake_modules("speculators_0_3", "transformers_4", "vllm", "torch")
     place = preprocessing_of(make_case().environment)
     assert place is not None
-    dataset.install(transaction.owned_by("guard"), place)
+    dataset.install(transaction.owned_by("guard"), place, max_loss=0.01)
     return importlib.import_module(MODULE)
 
 
@@ -96,7 +96,7 @@ def test_an_empty_dataset_is_an_error(preprocessing: Any, rows: list[Any]) -> No
 
 def test_a_column_of_another_name_is_named() -> None:
     with pytest.raises(GuardError, match=r"no column 'conversations' \(they have messages\)"):
-        dataset.check_counts(Dataset(messages=[talk("a")]), 0, [])
+        dataset.check_counts(Dataset(messages=[talk("a")]), 0, [], 0.01)
 
 
 def test_a_dataset_with_nothing_to_train_on_is_an_error(preprocessing: Any) -> None:

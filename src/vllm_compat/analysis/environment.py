@@ -16,6 +16,11 @@ CAPTURES = ("auto", "hooks", "auxiliary", "stock")
 """The capture strategies that can be asked for (`vllm_compat.capture.worker.Capture`)."""
 
 
+MAX_LOSS = 0.01
+"""The largest share of conversations, of their turns and of their answers that may be lost, unless the
+user sets another: what a few broken rows come to, and less than a source of its own in a mixture."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """Versions and device of one interpreter.
@@ -25,7 +30,8 @@ class Environment:
     build computes on the CPU, whatever else the machine has.
     ``capture`` is the capture strategy asked for, one of `CAPTURES`;
     ``transfer`` how rows leave the worker: ``auto`` or ``rpc``; ``canary`` whether the first batch is
-    repeated and compared (`vllm_compat.checks.canary`). ``features`` are facts read from
+    repeated and compared (`vllm_compat.checks.canary`); ``max_loss`` the largest share of conversations,
+    turns or answers that may be lost (`vllm_compat.checks.losses`). ``features`` are facts read from
     installed source, each as its line of text (`vllm_compat.analysis.facts`).
     """
 
@@ -35,6 +41,7 @@ class Environment:
     capture: str = "auto"
     transfer: str = "auto"
     canary: bool = False
+    max_loss: float = MAX_LOSS
     features: tuple[str, ...] = ()
 
     def version(self, name: str) -> str | None:
@@ -111,6 +118,7 @@ def read_environment(
     capture: str = "auto",
     transfer: str = "auto",
     canary: bool = False,
+    max_loss: float = MAX_LOSS,
     features: tuple[str, ...] = (),
     root: Path = Path("/"),
 ) -> Environment:
@@ -126,6 +134,7 @@ def read_environment(
         capture=capture,
         transfer=transfer,
         canary=canary,
+        max_loss=max_loss,
         features=features,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import read_contract
-from vllm_compat.analysis.environment import Environment, read_environment
+from vllm_compat.analysis.environment import MAX_LOSS, Environment, read_environment
 from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.server_flow import IN_PROCESS, UNSERVED, in_server_flow, release_of
@@ -21,7 +21,12 @@ OLDEST = "0.11.0"
 
 
 def installed_pair(
-    downstream: str, *, capture: str = "auto", transfer: str = "auto", canary: bool = False
+    downstream: str,
+    *,
+    capture: str = "auto",
+    transfer: str = "auto",
+    canary: bool = False,
+    max_loss: float = MAX_LOSS,
 ) -> tuple[Contract, Surface, Environment]:
     """Read contract, surface and environment of this interpreter, importing none of them.
 
@@ -38,6 +43,7 @@ def installed_pair(
         capture=capture,
         transfer=transfer,
         canary=canary,
+        max_loss=max_loss,
         features=read_features(Path(contract.root), _package_folder("transformers")),
     )
     return contract, surface, environment

@@ -41,7 +41,9 @@ def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], d
     )
     of_batch.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", batch.book_request)
     if (place := preprocessing_of(plan.environment)) is not None:
-        dataset.install(transaction.owned_by("check: dataset"), place)
+        dataset.install(
+            transaction.owned_by("check: dataset"), place, max_loss=plan.environment.max_loss
+        )
     executor = "vllm.v1.executor.multiproc_executor:MultiprocExecutor"
     if SAMPLE_TOKENS in plan.guarded:
         of_batch.wrap(f"{executor}.sample_tokens", batch.grammar_or_none)

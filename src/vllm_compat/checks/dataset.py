@@ -11,14 +11,16 @@ import inspect
 import json
 import logging
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_compat.analysis.facts import Preprocessing
+from vllm_compat.checks.losses import Losses, in_words, spread
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime import run_record
 
@@ -31,16 +33,21 @@ PROBED, PROBED_AT_ONCE, PROBE_SECONDS = 256, 16, 20.0
 """How many conversations are looked at once more for a reason, and for how long."""
 
 
-def install(transaction: Transaction, place: Preprocessing) -> None:
-    """Enlist the guards of the downstream's preprocessing."""
-    transaction.wrap(place.dataset, _checked(place.module))
+def install(transaction: Transaction, place: Preprocessing, *, max_loss: float) -> None:
+    """Enlist the guards of the downstream's preprocessing.
+
+    ``max_loss`` is the largest share of conversations, turns or answers that may be lost.
+    """
+    transaction.wrap(place.dataset, _checked(place.module, max_loss))
     if place.frequencies:
         transaction.wrap(place.frequencies, _no_old_emptiness)
 
 
-def _checked(module: str) -> Any:
+def _checked(module: str, max_loss: float) -> Any:
     def build(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = inspect.signature(wrapped).bind(*args, **kwargs).arguments
+        bound = inspect.signature(wrapped).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
         dataset = given["dataset"]
         run_record.open_here()
         try:
@@ -50,8 +57,9 @@ def _checked(module: str) -> Any:
                 if not reasons() and lost_of(dataset, len(built)) > 0:
                     # It comes out of the cache of `datasets`, or of processes that were not forked.
                     _probe(wrapped, args, kwargs, reasons)
-                check_counts(dataset, len(built), reasons())
+                check_counts(dataset, len(built), reasons(), max_loss)
             check_trainable(built)
+            check_within(_look_within(module, given, built), max_loss)
         except GuardError as error:
             run_record.fail(f"{error}")
             raise
@@ -72,11 +80,11 @@ def lost_of(dataset: Any, built: int) -> int:
     return missing - without_turns(dataset) if missing else 0
 
 
-def check_counts(dataset: Any, built: int, reasons: list[str]) -> None:
-    """Check that each conversation has become a sample; one without turns need not.
+def check_counts(dataset: Any, built: int, reasons: list[str], max_loss: float) -> None:
+    """Check that conversations have become samples, all but a share; one without turns need not.
 
     ``dataset`` is what the downstream was given, ``built`` the number of samples that came out of
-    it, ``reasons`` what was logged meanwhile.
+    it, ``reasons`` what was logged meanwhile, ``max_loss`` the share that may be lost.
 
     Raises:
         GuardError: Counts, and the first reason.
@@ -94,14 +102,81 @@ def check_counts(dataset: Any, built: int, reasons: list[str]) -> None:
     if lost > 0:
         any_ = next(iter(reasons), f"none is logged (the first {PROBED} were tried again)")
         first = next((reason for reason in reasons if reason.startswith("Failed")), any_)
-        raise GuardError(
+        told = (
             f"{lost} of {total} conversations are lost on the way to token ids, {built} are left"
-            f"{f' and {empty} have no turns' if empty else ''}. The first reason: {first}. Nothing of"
-            " this dataset is used."
+            f"{f' and {empty} have no turns' if empty else ''}. The first reason: {first}."
         )
+        if not built:
+            raise GuardError(f"{told} Nothing of this dataset is used.")
+        _tell_or_refuse(lost / (total - empty), told, max_loss)
     if not built:
         raise GuardError(f"The dataset is empty: {total} conversations, {empty} of them without turns.")
-    logger.warning("%d of %d conversations have no turns and are left out.", empty, total)
+    if empty:
+        logger.warning("%d of %d conversations have no turns and are left out.", empty, total)
+
+
+def _tell_or_refuse(share: float, told: str, max_loss: float) -> None:
+    """Refuse a loss above the share that may be lost; else say it now and in the verdict.
+
+    Raises:
+        GuardError: With the share that would let it through.
+    """
+    if share > max_loss:
+        raise GuardError(
+            f"{told} That is more than the share of {in_words(max_loss)} that may be lost, so nothing of"
+            f" this dataset is used; to go on without them, raise it: --max-loss {in_words(share)}"
+            f" (apply(max_loss={in_words(share)}))."
+        )
+    logger.warning("%s", told)
+    run_record.note(told.rstrip(".").replace(". The first reason:", ", the first because:"))
+
+
+def check_within(losses: Losses, max_loss: float) -> None:
+    """Check what is lost within conversations: turns, parts of turns, answers.
+
+    Raises:
+        GuardError: More than the share that may be lost.
+    """
+    for share, sentence, advice in losses.sentences():
+        _tell_or_refuse(share, f"{sentence}. {advice}.", max_loss)
+
+
+def _look_within(module: str, given: Mapping[str, Any], built: Any) -> Losses:
+    """Count what is lost within the conversations of a data set, or of a part of a large one.
+
+    Answers are counted where samples are those conversations one by one, whole, with all their turns.
+    """
+    losses = Losses()
+    dataset = given["dataset"]
+    normalise = getattr(sys.modules[module], "_normalize_conversation", None)
+    if normalise is None:
+        return losses
+    places = spread(len(dataset))
+    template = str(getattr(given["tokenizer"], "chat_template", None) or "")
+    limit = given.get("max_length")
+    paired = len(built) == len(dataset) and not given.get("turn_dropout")
+    with _silent(module):
+        for place, turns in zip(places, dataset.select(places)["conversations"], strict=True):
+            kept = losses.add_turns(turns or [], normalise, template)
+            if not paired or not limit:
+                continue
+            sample = built[place]
+            if len(sample["input_ids"]) < limit:
+                mask = sample["loss_mask"]
+                losses.add_mask(kept, mask.tolist() if hasattr(mask, "tolist") else mask)
+    return losses
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Let a logger be silent: what it would say has been said."""
+    log = logging.getLogger(name)
+    shut = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = shut
 
 
 def check_trainable(built: Any) -> None:

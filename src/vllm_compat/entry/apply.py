@@ -21,6 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_compat.analysis.environment import MAX_LOSS
 from vllm_compat.analysis.plan import Plan, loads
 from vllm_compat.errors import IncompatibleError, PatchError, UsageError
 from vllm_compat.runtime import env, origin, run, run_record
@@ -37,12 +38,13 @@ class _Options:
     capture: str
     transfer: str
     canary: bool
+    max_loss: float
     without: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
             f"{self.downstream}, capture={self.capture!r}, transfer={self.transfer!r},"
-            f" canary={self.canary}, without={self.without}"
+            f" canary={self.canary}, max_loss={self.max_loss}, without={self.without}"
         )
 
 
@@ -90,6 +92,7 @@ def apply(
     capture: str = "auto",
     transfer: str = "auto",
     canary: bool = False,
+    max_loss: float = MAX_LOSS,
     without: Collection[str] = (),
 ) -> Status:
     """Plan from the installed source, then patch this process and open the door for its children.
@@ -105,6 +108,8 @@ def apply(
         transfer: ``auto`` for memory that worker and driver share, ``rpc`` for pickled replies.
         canary: Repeat prompts of the first batch alone and mixed with others, and refuse to go on
             unless their rows agree.
+        max_loss: The largest share, 0 to 1, of conversations, of their turns and of their answers that
+            may be lost on the way to token ids. Losses are always told.
         without: Adapters and features to leave out by their names: an adapter although it is needed, to
             see what it is good for; a feature because its change of behaviour is not wanted. With
             ``proofs`` the captured rows are not proven, with ``remote_code`` no code that a model
@@ -126,7 +131,7 @@ def apply(
         >>> vllm_compat.apply(canary=True)
         >>> from speculators.data_generation import VllmHiddenStatesGenerator
     """
-    asked = _Options(downstream, capture, transfer, canary, tuple(sorted(set(without))))
+    asked = _Options(downstream, capture, transfer, canary, max_loss, tuple(sorted(set(without))))
     with _lock:
         if run.current().in_force:
             _same(run.current().asked, asked)
@@ -145,6 +150,7 @@ def apply(
                 capture=capture,
                 transfer=transfer,
                 canary=canary,
+                max_loss=max_loss,
                 without=asked.without,
             )
             plan.refuse()
@@ -168,6 +174,7 @@ def plan_installed(
     capture: str = "auto",
     transfer: str = "auto",
     canary: bool = False,
+    max_loss: float = MAX_LOSS,
     without: Collection[str] = (),
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
@@ -181,9 +188,11 @@ def plan_installed(
         raise UsageError(f"capture is {capture!r}; it must be one of {', '.join(CAPTURES)}.")
     if transfer not in ("auto", "rpc"):
         raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
+    if not 0 <= max_loss <= 1:
+        raise UsageError(f"max_loss is {max_loss!r}; it is a share, from 0 to 1.")
     with uncollected():
         contract, surface, environment = installed_pair(
-            downstream, capture=capture, transfer=transfer, canary=canary
+            downstream, capture=capture, transfer=transfer, canary=canary, max_loss=max_loss
         )
         others = (*features.names(), *checks.SWITCHES)
         return make_plan(contract, surface, environment, switched_off=without, features=others)
@@ -233,6 +242,7 @@ def _plan_anew(asked: _Options, elsewhere: str, begin: float) -> None:
             capture=asked.capture,
             transfer=asked.transfer,
             canary=asked.canary,
+            max_loss=asked.max_loss,
             without=asked.without,
         )
         plan.refuse()
@@ -457,6 +467,7 @@ def _options_of(plan: Plan) -> _Options:
         environment.capture,
         environment.transfer,
         environment.canary,
+        environment.max_loss,
         plan.switched_off,
     )
 

@@ -10,6 +10,13 @@ from speculators.train.vocab_mapping import save_token_frequency_distribution
 log = logging.getLogger(__name__)
 
 
+def _normalize_conversation(conv: Any, turn_dropout: bool = False) -> list[Any]:
+    kept = [turn for turn in conv if turn.get("role", "user") in ("user", "assistant", "system")]
+    if len(kept) < len(conv):
+        log.warning("Unknown role, skipping turn")
+    return [{"role": turn.get("role", "user"), "content": turn["content"]} for turn in kept]
+
+
 def _preprocess_batch(examples: Any, tokenizer: Any, max_length: int) -> list[Any]:
     results = []
     for place, conversation in enumerate(examples):
