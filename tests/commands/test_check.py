@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.serving.stand_ins import stand_in_vllm
 from tests.dating import since
 from tests.downstreams import VERSIONS, contract, wheel
 
@@ -143,6 +144,37 @@ def test_hazards_are_those_of_each_vllm_however_it_is_named(server_flow: Any) ->
     (pair,) = json.loads(installed.stdout)["pairs"]
     assert {hazard["key"] for hazard in pair["hazards"]} == by_release["0.22.1"]
     assert by_release["0.22.1"] == keys(one(folder, server_flow.folder / "vllm"))
+
+
+@pytest.mark.parametrize(
+    ("traits", "verdict", "found", "settled"),
+    [
+        ({}, Verdict.UNKNOWN, set(), {"render.scale-out", "render.truncation"}),
+        ({"scale_out": True}, Verdict.UNKNOWN, {"--enable-scale-out"}, {"render.scale-out"}),
+        ({"side": False}, Verdict.UNKNOWN, {"truncation_side"}, {"render.truncation"}),
+        ({"extracts": False}, Verdict.INCOMPATIBLE, {None}, {"method.missing"}),
+    ],
+)
+def test_what_the_source_of_both_sides_settles_is_found_and_no_dated_hazard(
+    tmp_path: Path,
+    traits: dict[str, bool],
+    verdict: Verdict,
+    found: set[str | None],
+    settled: set[str],
+) -> None:
+    folder = stand_in_vllm(tmp_path, **traits)
+    pair = one(wheel("0.9.0"), folder)
+    assert pair.verdict is verdict
+    assert {judged.finding.name for judged in pair.findings} == found
+    assert not settled & keys(pair)
+    assert "length.one-more" in keys(pair)
+    assert pair.asks > 20
+    assert ("and 1 finding." in pair.reason) is (verdict is Verdict.UNKNOWN and bool(found))
+
+
+def test_a_recorded_release_keeps_its_dated_hazards() -> None:
+    pair = one(wheel("0.9.0"), "0.32.0")
+    assert (pair.findings, "render.scale-out" in keys(pair)) == ((), True)
 
 
 def test_hazards_of_a_wheel_go_by_its_metadata(tmp_path: Path) -> None:

@@ -246,9 +246,11 @@ def _check(
     memory: Memory,
 ) -> Report:
     from vllm_compat.analysis.downstream import find_downstream
+    from vllm_compat.analysis.server_flow import in_server_flow
     from vllm_compat.commands.checking.dating import History, Releases
     from vllm_compat.commands.checking.downstream import Source
     from vllm_compat.commands.checking.judging import judge
+    from vllm_compat.commands.checking.server import asks_of
     from vllm_compat.commands.checking.surroundings import environment_of
     from vllm_compat.commands.report.model import Report
 
@@ -265,13 +267,16 @@ def _check(
     pairs = []
     for source in sources:
         contract = source.contract
+        asks = asks_of(source.files) if in_server_flow(contract) else ()
         history = History(contract, releases, whole=len(surfaces) > 3, memory=memory)
         for what, surface in zip(whats, surfaces, strict=True):
             installed = what is None or what == "installed"
             environment = environment_of(source, surface, installed, python, device)
             planned = source.planned(surface, environment, keep=not history.whole)
             described = source.files.described
-            pairs.append(judge(contract, surface, environment, installed, history, planned, described))
+            pairs.append(
+                judge(contract, surface, environment, installed, history, planned, described, asks)
+            )
     return Report(tuple(pairs), strict)
 
 
