@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.analysis.serving.stand_ins import stand_in_vllm
+from tests.analysis.serving.test_models import BEFORE, WITHIN, modules_of
 from tests.dating import since
 from tests.downstreams import VERSIONS, contract, wheel
 
@@ -170,6 +171,31 @@ def test_what_the_source_of_both_sides_settles_is_found_and_no_dated_hazard(
     assert "length.one-more" in keys(pair)
     assert pair.asks > 20
     assert ("and 1 finding." in pair.reason) is (verdict is Verdict.UNKNOWN and bool(found))
+
+
+@pytest.mark.parametrize(
+    ("loop", "verdict", "says"),
+    [
+        (BEFORE, Verdict.INCOMPATIBLE, "offers no state after its last layer"),
+        (WITHIN, Verdict.UNKNOWN, "offers states of all layers"),
+    ],
+)
+def test_a_model_is_judged_by_its_class_before_anything_loads(
+    tmp_path: Path, loop: str, verdict: Verdict, says: str
+) -> None:
+    folder = stand_in_vllm(tmp_path)
+    modules_of(tmp_path, loop)
+    (tmp_path / "config.json").write_text('{"architectures": ["TinyForCausalLM"]}')
+    (pair,) = check([wheel("0.9.0")], [folder], model=tmp_path / "config.json").pairs
+    assert pair.verdict is verdict
+    assert says in " ".join([*pair.notes, *(judged.finding.detail for judged in pair.findings)])
+    (recorded,) = check([wheel("0.9.0")], ["0.32.0"], model="TinyForCausalLM").pairs
+    assert "What the model's class offers is in vLLM's source" in recorded.notes[-1]
+
+
+def test_a_model_without_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"configuration of the model .* cannot be read"):
+        check([wheel("0.9.0")], ["0.32.0"], model=tmp_path)
 
 
 def test_a_recorded_release_keeps_its_dated_hazards() -> None:

@@ -25,11 +25,15 @@ from vllm_compat.analysis.serving.comparing import SETTLED
 from vllm_compat.analysis.serving.model import Ask
 from vllm_compat.analysis.surface.model import Surface, SymbolKind
 from vllm_compat.commands.checking.dating import History
-from vllm_compat.commands.checking.server import across
+from vllm_compat.commands.checking.server import across, model_findings, offers_of
 from vllm_compat.commands.report.model import Dating, Judged, Pair, Standing, Verdict
 from vllm_compat.commands.report.words import count
 from vllm_compat.errors import IncompatibleError
 
+_NO_MODELS = (
+    "What the model's class offers is in vLLM's source: name the installed vLLM, a folder, a wheel or an"
+    " sdist for it (--vllm)."
+)
 DEFAULT = "speculators"
 """The downstream that adapters are made for."""
 
@@ -61,6 +65,7 @@ def judge(
     planned: Planned | None = None,
     described: bool = True,
     asks: Sequence[Ask] = (),
+    architectures: Sequence[str] = (),
 ) -> Pair:
     """Judge one pair.
 
@@ -69,7 +74,8 @@ def judge(
     states from a server is never usable, since that flow is not served, and gets the hazards that are
     known of the pair. ``history`` dates the findings; without it they stay undated. ``planned`` are
     findings and plan where they are known; ``described`` says whether metadata gives the downstream's
-    version; ``asks`` are what it asks of a server. Where both sides could be read, what does not fit is
+    version; ``asks`` are what it asks of a server, ``architectures`` the models that are to be
+    served. Where both sides could be read, what does not fit is
     found there, and hazards that say the same by date are left out.
     """
     findings, plan = planned or find_and_plan(contract, surface, environment)
@@ -80,8 +86,13 @@ def judge(
         if found is not None:
             judged += tuple(Judged(f, Standing.UNMET if f.fatal else Standing.POSSIBLE) for f in found)
             hazards = tuple(h for h in hazards if h.key not in SETTLED)
+        offers = offers_of(architectures, surface)
+        judged += tuple(Judged(f, Standing.UNMET) for f in model_findings(offers, asks))
         verdict, reason = _server_flow_verdict(judged, hazards)
         notes = (*_server_flow_notes(contract, surface, described), IN_PROCESS)
+        notes += tuple(offer.sentence for offer in offers if not offer.lacks)
+        if architectures and not offers:
+            notes += (_NO_MODELS,)
     else:
         case = _Case(
             contract, surface, environment, environment_known, plan, _refusal(contract, surface)
