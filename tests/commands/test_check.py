@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.analysis.serving.stand_ins import stand_in_vllm
+from tests.analysis.serving.test_models import BEFORE, WITHIN, modules_of
 from tests.dating import since
 from tests.downstreams import VERSIONS, contract, wheel
 
@@ -143,6 +145,62 @@ def test_hazards_are_those_of_each_vllm_however_it_is_named(server_flow: Any) ->
     (pair,) = json.loads(installed.stdout)["pairs"]
     assert {hazard["key"] for hazard in pair["hazards"]} == by_release["0.22.1"]
     assert by_release["0.22.1"] == keys(one(folder, server_flow.folder / "vllm"))
+
+
+@pytest.mark.parametrize(
+    ("traits", "verdict", "found", "settled"),
+    [
+        ({}, Verdict.UNKNOWN, set(), {"render.scale-out", "render.truncation"}),
+        ({"scale_out": True}, Verdict.UNKNOWN, {"--enable-scale-out"}, {"render.scale-out"}),
+        ({"side": False}, Verdict.UNKNOWN, {"truncation_side"}, {"render.truncation"}),
+        ({"extracts": False}, Verdict.INCOMPATIBLE, {None}, {"method.missing"}),
+    ],
+)
+def test_what_the_source_of_both_sides_settles_is_found_and_no_dated_hazard(
+    tmp_path: Path,
+    traits: dict[str, bool],
+    verdict: Verdict,
+    found: set[str | None],
+    settled: set[str],
+) -> None:
+    folder = stand_in_vllm(tmp_path, **traits)
+    pair = one(wheel("0.9.0"), folder)
+    assert pair.verdict is verdict
+    assert {judged.finding.name for judged in pair.findings} == found
+    assert not settled & keys(pair)
+    assert "length.one-more" in keys(pair)
+    assert pair.asks > 20
+    assert ("and 1 finding." in pair.reason) is (verdict is Verdict.UNKNOWN and bool(found))
+
+
+@pytest.mark.parametrize(
+    ("loop", "verdict", "says"),
+    [
+        (BEFORE, Verdict.INCOMPATIBLE, "offers no state after its last layer"),
+        (WITHIN, Verdict.UNKNOWN, "offers states of all layers"),
+    ],
+)
+def test_a_model_is_judged_by_its_class_before_anything_loads(
+    tmp_path: Path, loop: str, verdict: Verdict, says: str
+) -> None:
+    folder = stand_in_vllm(tmp_path)
+    modules_of(tmp_path, loop)
+    (tmp_path / "config.json").write_text('{"architectures": ["TinyForCausalLM"]}')
+    (pair,) = check([wheel("0.9.0")], [folder], model=tmp_path / "config.json").pairs
+    assert pair.verdict is verdict
+    assert says in " ".join([*pair.notes, *(judged.finding.detail for judged in pair.findings)])
+    (recorded,) = check([wheel("0.9.0")], ["0.32.0"], model="TinyForCausalLM").pairs
+    assert "What the model's class offers is in vLLM's source" in recorded.notes[-1]
+
+
+def test_a_model_without_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"configuration of the model .* cannot be read"):
+        check([wheel("0.9.0")], ["0.32.0"], model=tmp_path)
+
+
+def test_a_recorded_release_keeps_its_dated_hazards() -> None:
+    pair = one(wheel("0.9.0"), "0.32.0")
+    assert (pair.findings, "render.scale-out" in keys(pair)) == ((), True)
 
 
 def test_hazards_of_a_wheel_go_by_its_metadata(tmp_path: Path) -> None:

@@ -63,7 +63,13 @@ class Memory:
         """Our own source and records, the interpreter's version: what answers also depend on."""
         root = Path(__file__).parents[1]
         parts: list[object] = [sys.version]
-        analysis = ("analysis", "analysis/callsites", "analysis/drift", "analysis/surface")
+        analysis = (
+            "analysis",
+            "analysis/callsites",
+            "analysis/drift",
+            "analysis/serving",
+            "analysis/surface",
+        )
         commands = ("commands", "commands/checking")
         rooms = ("", *analysis, "adapters", *commands, "data", "data/surfaces")
         for folder in (root / room for room in rooms):

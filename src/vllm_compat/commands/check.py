@@ -58,6 +58,12 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="check all recorded releases of vLLM (a matrix)"
     )
     parser.add_argument(
+        "--model",
+        metavar="FOLDER|ARCHITECTURE",
+        help="for the server flow, the model that is to be served: say from vLLM's source whether its"
+        " class offers hidden states, and the last layer's",
+    )
+    parser.add_argument(
         "--python",
         metavar="INTERPRETER",
         help="look in the environment of this interpreter for what is installed",
@@ -130,6 +136,7 @@ def run_check(options: argparse.Namespace) -> int:
             device=options.device,
             strict=options.strict,
             cache=not options.no_cache,
+            model=options.model,
         )
         gc.freeze()  # all that was read stays in use to the end: don't walk it then
     if options.output:
@@ -184,6 +191,7 @@ def check(
     device: str | None = None,
     strict: bool = False,
     cache: bool | str | Path = False,
+    model: str | Path | None = None,
 ) -> Report:
     """Say whether each downstream runs on each vLLM, before anything is loaded.
 
@@ -202,6 +210,8 @@ def check(
         strict: Let an unknown verdict count as incompatible in ``exit_status``.
         cache: A folder to keep what was read in, and to take it from; True for the user's cache
             folder, where ``vllm-compat check`` keeps it.
+        model: For the server flow, the folder or the architecture of the model that is to be served:
+            what its class in vLLM's source does not offer is a finding.
 
     Returns:
         The pairs in ``pairs``, each with ``verdict`` (``"usable"``, ``"usable with vllm_compat"``,
@@ -227,7 +237,7 @@ def check(
     memory = Memory(folder)
     with uncollected():
         return _check(
-            _several(downstreams), _several(vllms), all_releases, python, device, strict, memory
+            _several(downstreams), _several(vllms), all_releases, python, device, strict, memory, model
         )
 
 
@@ -244,11 +254,14 @@ def _check(
     device: str | None,
     strict: bool,
     memory: Memory,
+    model: str | Path | None,
 ) -> Report:
     from vllm_compat.analysis.downstream import find_downstream
+    from vllm_compat.analysis.server_flow import in_server_flow
     from vllm_compat.commands.checking.dating import History, Releases
     from vllm_compat.commands.checking.downstream import Source
     from vllm_compat.commands.checking.judging import judge
+    from vllm_compat.commands.checking.server import architectures_of, asks_of
     from vllm_compat.commands.checking.surroundings import environment_of
     from vllm_compat.commands.report.model import Report
 
@@ -262,16 +275,30 @@ def _check(
     surfaces = [
         releases.get(str(what)) if what in releases.versions else _opened(what, python) for what in whats
     ]
+    architectures = architectures_of(str(model)) if model else ()
     pairs = []
     for source in sources:
         contract = source.contract
+        asks = asks_of(source.files) if in_server_flow(contract) else ()
         history = History(contract, releases, whole=len(surfaces) > 3, memory=memory)
         for what, surface in zip(whats, surfaces, strict=True):
             installed = what is None or what == "installed"
             environment = environment_of(source, surface, installed, python, device)
             planned = source.planned(surface, environment, keep=not history.whole)
             described = source.files.described
-            pairs.append(judge(contract, surface, environment, installed, history, planned, described))
+            pairs.append(
+                judge(
+                    contract,
+                    surface,
+                    environment,
+                    installed,
+                    history,
+                    planned,
+                    described,
+                    asks,
+                    architectures,
+                )
+            )
     return Report(tuple(pairs), strict)
 
 

@@ -21,12 +21,19 @@ from vllm_compat.analysis.server_flow import (
     in_server_flow,
     release_of,
 )
+from vllm_compat.analysis.serving.comparing import SETTLED
+from vllm_compat.analysis.serving.model import Ask
 from vllm_compat.analysis.surface.model import Surface, SymbolKind
 from vllm_compat.commands.checking.dating import History
+from vllm_compat.commands.checking.server import across, model_findings, offers_of
 from vllm_compat.commands.report.model import Dating, Judged, Pair, Standing, Verdict
 from vllm_compat.commands.report.words import count
 from vllm_compat.errors import IncompatibleError
 
+_NO_MODELS = (
+    "What the model's class offers is in vLLM's source: name the installed vLLM, a folder, a wheel or an"
+    " sdist for it (--vllm)."
+)
 DEFAULT = "speculators"
 """The downstream that adapters are made for."""
 
@@ -57,6 +64,8 @@ def judge(
     history: History | None = None,
     planned: Planned | None = None,
     described: bool = True,
+    asks: Sequence[Ask] = (),
+    architectures: Sequence[str] = (),
 ) -> Pair:
     """Judge one pair.
 
@@ -65,14 +74,25 @@ def judge(
     states from a server is never usable, since that flow is not served, and gets the hazards that are
     known of the pair. ``history`` dates the findings; without it they stay undated. ``planned`` are
     findings and plan where they are known; ``described`` says whether metadata gives the downstream's
-    version.
+    version; ``asks`` are what it asks of a server, ``architectures`` the models that are to be
+    served. Where both sides could be read, what does not fit is
+    found there, and hazards that say the same by date are left out.
     """
     findings, plan = planned or find_and_plan(contract, surface, environment)
     judged = _judged(findings, plan, surface, history)
     if in_server_flow(contract):
         hazards: tuple[Hazard, ...] = hazards_of(contract.version if described else "", surface.version)
+        found = across(asks, surface)
+        if found is not None:
+            judged += tuple(Judged(f, Standing.UNMET if f.fatal else Standing.POSSIBLE) for f in found)
+            hazards = tuple(h for h in hazards if h.key not in SETTLED)
+        offers = offers_of(architectures, surface)
+        judged += tuple(Judged(f, Standing.UNMET) for f in model_findings(offers, asks))
         verdict, reason = _server_flow_verdict(judged, hazards)
         notes = (*_server_flow_notes(contract, surface, described), IN_PROCESS)
+        notes += tuple(offer.sentence for offer in offers if not offer.lacks)
+        if architectures and not offers:
+            notes += (_NO_MODELS,)
     else:
         case = _Case(
             contract, surface, environment, environment_known, plan, _refusal(contract, surface)
@@ -91,6 +111,7 @@ def judge(
         judged,
         notes,
         hazards,
+        len(asks),
     )
 
 
@@ -173,7 +194,9 @@ def _server_flow_verdict(judged: Sequence[Judged], hazards: Sequence[Hazard]) ->
     unmet = sum(j.standing is Standing.UNMET for j in judged)
     if unmet:
         return Verdict.INCOMPATIBLE, _sure_to_fail(unmet)
-    return Verdict.UNKNOWN, f"{UNSERVED}. Known of this pair: {count(len(hazards), 'hazard')}."
+    possible = sum(j.standing is Standing.POSSIBLE and not j.finding.home for j in judged)
+    more = f" and {count(possible, 'finding')}" if possible else ""
+    return Verdict.UNKNOWN, f"{UNSERVED}. Known of this pair: {count(len(hazards), 'hazard')}{more}."
 
 
 def _server_flow_notes(contract: Contract, surface: Surface, described: bool) -> Iterator[str]:

@@ -49,6 +49,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
             "package": pair.contract.package,
             "origin": pair.contract.root,
             "call_sites": len(pair.contract.sites),
+            "asks_of_server": pair.asks,
         },
         "vllm": {
             "version": pair.surface.version,

@@ -48,7 +48,7 @@ def _pair(pair: Pair) -> Iterator[str]:
         ("", ""),
         (
             ("downstream", f"{_text(pair.downstream)}, {_code(pair.contract.root)}"),
-            ("call sites", str(len(pair.contract.sites))),
+            ("call sites", words.uses_of_vllm(pair) if pair.asks else str(len(pair.contract.sites))),
             (
                 "vLLM",
                 f"{_text(pair.surface.distribution)} {_text(pair.surface.version)},"

@@ -84,7 +84,8 @@ class Pair:
     ``plan`` is what ``apply()`` would put in force, None where the downstream has no in-process
     generator. ``environment_known`` says whether it was read from an interpreter; otherwise it
     holds what was given and what source alone shows. ``reason`` and ``notes`` are sentences.
-    ``hazards`` are what is known of a flow that is not served, the worst first.
+    ``hazards`` are what is known of a flow that is not served, the worst first; ``asks`` counts what the
+    downstream asks of a vLLM server: flags, JSON, HTTP fields and routes.
     """
 
     contract: Contract
@@ -97,6 +98,7 @@ class Pair:
     findings: tuple[Judged, ...] = ()
     notes: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
+    asks: int = 0
 
     @property
     def downstream(self) -> str:

@@ -53,7 +53,7 @@ def _pair(pair: Pair, console: Console) -> None:
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
-    sites = words.count(len(pair.contract.sites), "call site")
+    sites = words.uses_of_vllm(pair)
     facts.add_row("downstream", Text(f"{pair.downstream}, {sites}, {pair.contract.root}"))
     vllm = f"{pair.surface.distribution} {pair.surface.version}, {pair.surface.origin}"
     facts.add_row("vLLM", Text(vllm))

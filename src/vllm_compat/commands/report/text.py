@@ -36,7 +36,7 @@ def _field(name: str, text: str, indent: str = "") -> list[str]:
 def _pair(pair: Pair) -> Iterator[str]:
     yield from _wrap(f"{pair.title}: {pair.verdict.value}. {pair.reason}", "", "  ")
     yield ""
-    sites = words.count(len(pair.contract.sites), "call site")
+    sites = words.uses_of_vllm(pair)
     yield from _field("downstream", f"{pair.downstream}, {sites}, {pair.contract.root}")
     vllm = f"{pair.surface.distribution} {pair.surface.version}, {pair.surface.origin}"
     yield from _field("vLLM", vllm)

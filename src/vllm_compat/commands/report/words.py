@@ -241,6 +241,13 @@ def uses(report: Report) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
+def uses_of_vllm(pair: Pair) -> str:
+    """Return how often a downstream uses vLLM, by name or through a server: ``94 call sites``."""
+    names = len(pair.contract.sites)
+    asks = f"{count(pair.asks, 'use')} of a vLLM server" if pair.asks else ""
+    return ", ".join(filter(None, (count(names, "call site") if names or not asks else "", asks)))
+
+
 def sites(finding: Finding, limit: int = 3) -> str:
     """Return a finding's call sites."""
     return sites_of(finding.sites, limit)

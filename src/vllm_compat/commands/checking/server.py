@@ -1,0 +1,97 @@
+"""The server flow's contract across the process boundary, for one pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_compat.analysis.drift import Finding, FindingKind
+from vllm_compat.analysis.server_flow import release_of
+from vllm_compat.analysis.serving.asked import find_launcher, read_clients, read_launcher
+from vllm_compat.analysis.serving.comparing import find_across
+from vllm_compat.analysis.serving.launchers import launcher_of
+from vllm_compat.analysis.serving.model import Ask, AskKind
+from vllm_compat.analysis.serving.models import ModelOffer, read_model
+from vllm_compat.analysis.serving.modules import Modules
+from vllm_compat.analysis.serving.offered import read_offered
+from vllm_compat.analysis.surface.source import SourceSurface
+from vllm_compat.errors import UsageError
+
+if TYPE_CHECKING:
+    from vllm_compat.analysis.surface.files import PackageFiles
+    from vllm_compat.analysis.surface.model import Surface
+
+
+def asks_of(files: PackageFiles) -> tuple[Ask, ...]:
+    """Return what a downstream's launcher and clients ask of a vLLM server.
+
+    The launcher is the one in the checkout or sdist that the package lies in, else that of the release
+    that metadata names; where there is neither, the launcher's part is missing.
+    """
+    beside = find_launcher(files)
+    release = release_of(files.version) if files.described else None
+    if beside is not None:
+        launcher = read_launcher(beside[1], beside[0])
+    else:
+        launcher = launcher_of(release) if release is not None else ()
+    return (*launcher, *read_clients(files))
+
+
+def across(asks: Sequence[Ask], surface: Surface) -> tuple[Finding, ...] | None:
+    """Return what is asked and not there; None where one of both sides could not be read whole.
+
+    A recorded release holds no flags, routes or request models.
+    """
+    if not isinstance(surface, SourceSurface) or not any(a.kind is AskKind.METHOD for a in asks):
+        return None
+    offered = read_offered(surface.files)
+    if not (offered.flags and offered.methods and offered.routes and offered.requests):
+        return None
+    return find_across(asks, offered)
+
+
+def architectures_of(model: str) -> tuple[str, ...]:
+    """Return the architectures of a model's folder, its language model's included, or the name itself.
+
+    Raises :class:`~vllm_compat.errors.UsageError` where a folder has no readable ``config.json``.
+    """
+    folder = Path(model).expanduser()
+    if not folder.exists() and "/" not in model:
+        return (model,)
+    file = folder / "config.json" if folder.is_dir() else folder
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The configuration of the model {model} cannot be read: {error}.") from error
+    inner = config.get("text_config") or {}
+    found = [*(config.get("architectures") or ()), *(inner.get("architectures") or ())]
+    if not found:
+        raise UsageError(f"{file} names no architectures: give the architecture's name itself.")
+    return tuple(dict.fromkeys(map(str, found)))
+
+
+def offers_of(architectures: Sequence[str], surface: Surface) -> tuple[ModelOffer, ...]:
+    """Return what the model classes offer on a vLLM; nothing of a recorded release, which has none."""
+    if not isinstance(surface, SourceSurface):
+        return ()
+    modules = Modules(surface.files)
+    return tuple(read_model(modules, name) for name in architectures)
+
+
+def model_findings(offers: Sequence[ModelOffer], asks: Sequence[Ask]) -> tuple[Finding, ...]:
+    """Return what the launcher asks of a model that its class does not offer."""
+    sites = tuple(ask.site for ask in asks if ask.kind is AskKind.METHOD)
+    return tuple(
+        Finding(
+            FindingKind.BEHAVIOUR,
+            f"vllm.model_executor.models.{offer.architecture}",
+            "hidden states",
+            sites,
+            seen=offer.where,
+            detail=offer.sentence,
+        )
+        for offer in offers
+        if offer.lacks
+    )
