@@ -273,9 +273,7 @@ def test_the_program_does_not_start_when_apply_refuses(launcher: Launcher) -> No
     done = launcher.run(program, apply={"fail": "refuse"})
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "vllm-compat: This pair does not work.\n"
-        "vllm-compat: run refused before the program started, exit status 1. "
-        "This pair does not work.\n"
+        "vllm-compat: run refused before the program started, exit status 1. This pair does not work.\n"
     )
 
 
@@ -286,7 +284,7 @@ def test_an_internal_error_of_apply_shows_its_traceback_and_starts_nothing(
     assert (done.returncode, done.stdout) == (1, "")
     assert "ZeroDivisionError: a bug" in done.stderr
     assert "Fatal Python error" not in done.stderr
-    assert "vllm-compat: An internal error (ZeroDivisionError, see the lines above)" in done.stderr
+    assert "exit status 1. An internal error (ZeroDivisionError, see the lines above)" in done.stderr
 
 
 def test_an_interrupt_during_apply_ends_like_any_interrupt(launcher: Launcher) -> None:

@@ -34,6 +34,8 @@ def installed_pair(
         UsageError: vLLM or the downstream is not installed.
         IncompatibleError: The downstream has no in-process generator, or vLLM is too old.
     """
+    if downstream == "speculators":
+        require_installed("nothing is adapted")
     contract = read_contract(downstream)
     surface = open_surface(None)
     refuse_unserved(contract, surface)

@@ -97,16 +97,7 @@ def make_plan(
     repair does not count as unmet, since the caller wants to see the run fail. It may also name
     ``features``, which no plan asks for and every process leaves out that finds them there.
     """
-    known = {adapter.name for adapter in adapters}
-    for name in switched_off:
-        if name not in known and name not in features:
-            also = (
-                f" There is no feature of that name either: {', '.join(features)}." if features else ""
-            )
-            raise UsageError(
-                f"There is no adapter {name!r}; `vllm-compat adapters` lists {', '.join(sorted(known))}."
-                f"{also}"
-            )
+    refuse_unknown(switched_off, adapters, features)
     findings = find_drifts(contract, surface)
     case = Case(contract, surface, environment, findings, roles_of(contract))
     steps = []
@@ -140,6 +131,26 @@ def make_plan(
         switched_off=tuple(sorted(switched_off)),
         findings=findings,
     )
+
+
+def refuse_unknown(
+    names: Collection[str], adapters: Sequence[Candidate], features: Collection[str]
+) -> None:
+    """Raise where one of these names is neither an adapter's nor a feature's.
+
+    Raises:
+        UsageError: With the names that there are.
+    """
+    known = {adapter.name for adapter in adapters}
+    for name in names:
+        if name not in known and name not in features:
+            also = (
+                f" There is no feature of that name either: {', '.join(features)}." if features else ""
+            )
+            raise UsageError(
+                f"There is no adapter {name!r}; `vllm-compat adapters` lists {', '.join(sorted(known))}."
+                f"{also}"
+            )
 
 
 def _needed(adapters: Sequence[Candidate], case: Case) -> list[tuple[Candidate, Need]]:

@@ -196,7 +196,8 @@ HAZARDS = (
         ">=0.5",
         "This vLLM has neither the extract_hidden_states method nor a connector for hidden states: the"
         " server ends at its start with a validation error.",
-        "serve with vLLM 0.31 or later, or extract in process with speculators 0.4.0.1",
+        "serve with a later vLLM (docs/start.md counts what is known to go wrong with each), or extract"
+        " in process with speculators 0.4.0.1",
         "vllm#33736; vllm/config/speculative.py (0.16.0)",
     ),
     Hazard(
@@ -206,7 +207,7 @@ HAZARDS = (
         ">=0.5",
         "No model of vLLM 0.17 offers the state after its last layer, which the launcher asks for"
         " (--include-last-layer is its default): the engine dies after loading.",
-        "serve with vLLM 0.31 or later",
+        "serve with a later vLLM (docs/start.md counts what is known to go wrong with each)",
         "vllm/model_executor/models/llama.py, vllm/v1/spec_decode/extract_hidden_states.py (0.17.1)",
     ),
     Hazard(

@@ -179,9 +179,10 @@ def plan_installed(
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
     from vllm_compat import checks, features
-    from vllm_compat.adapters import make_plan
+    from vllm_compat.adapters import make_plan, registry
     from vllm_compat.analysis.environment import CAPTURES
     from vllm_compat.analysis.installed import installed_pair
+    from vllm_compat.analysis.planner import refuse_unknown
     from vllm_compat.analysis.surface.syntax import uncollected
 
     if capture not in CAPTURES:
@@ -190,11 +191,12 @@ def plan_installed(
         raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
     if not 0 <= max_loss <= 1:
         raise UsageError(f"max_loss is {max_loss!r}; it is a share, from 0 to 1.")
+    others = (*features.names(), *checks.SWITCHES)
+    refuse_unknown(without, registry(), others)
     with uncollected():
         contract, surface, environment = installed_pair(
             downstream, capture=capture, transfer=transfer, canary=canary, max_loss=max_loss
         )
-        others = (*features.names(), *checks.SWITCHES)
         return make_plan(contract, surface, environment, switched_off=without, features=others)
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def enter() -> bool:
     """Do what this process has to do at its start, and return whether a plan is to be taken over.
 
-    The program's own process applies vllm_compat. If that fails it says why and exits with
-    status 1, and the program never starts. A process that the program starts, directly or
-    through vLLM, has the patches of the published plan to install (`vllm_compat.plugin.load`). Any
-    other process does nothing.
+    The program's own process applies vllm_compat. If that fails it tells the launcher why and exits
+    with status 1, or 2 for what was asked for wrongly, and the program never starts. A process that
+    the program starts, directly or through vLLM, has the patches of the published plan to install
+    (`vllm_compat.plugin.load`). Any other process does nothing.
     """
     keywords = os.environ.pop(env.VLLM_COMPAT_MAIN, None)
     if keywords is not None:
@@ -42,7 +42,7 @@ def _enter_program(keywords: str) -> None:
     import json
 
     import vllm_compat
-    from vllm_compat.errors import VllmCompatError
+    from vllm_compat.errors import UsageError, VllmCompatError
 
     directory = _program_directory()
     if directory is not None:
@@ -51,6 +51,8 @@ def _enter_program(keywords: str) -> None:
         vllm_compat.apply(**json.loads(keywords))
         if not env.record_exists():
             _tell({"started": True})
+    except UsageError as error:
+        _refuse(str(error), 2)
     except VllmCompatError as error:
         _refuse(str(error))
     except Exception as error:
@@ -88,21 +90,27 @@ def _program_directory() -> str | None:
     return os.path.dirname(os.path.realpath(program))
 
 
-def _tell(record: dict[str, object]) -> None:
-    """Write the record; a disk that is full or read-only must not keep the program from running."""
+def _tell(record: dict[str, object]) -> bool:
+    """Write the record, and return whether the launcher will read it.
+
+    A disk that is full or read-only must not keep the program from running.
+    """
     try:
-        env.write_record(record)
+        return env.write_record(record)
     except OSError as error:
         print(f"vllm-compat: The record cannot be written: {error}.", file=sys.stderr, flush=True)
+        return False
 
 
-def _refuse(sentence: str) -> NoReturn:
-    """Say why the program does not start, and end the process with status 1.
+def _refuse(sentence: str, status: int = 1) -> NoReturn:
+    """Tell the launcher why the program does not start, and end the process with this status.
+
+    It is said here only where the launcher will not say it.
 
     `os._exit`, because `SystemExit` raised out of `site` becomes a "Fatal Python error".
     """
     try:
-        print(f"vllm-compat: {sentence}", file=sys.stderr, flush=True)
-        _tell({"started": False, "summary": sentence})
+        if not _tell({"started": False, "summary": sentence}):
+            print(f"vllm-compat: {sentence}", file=sys.stderr, flush=True)
     finally:
-        os._exit(1)
+        os._exit(status)

@@ -150,7 +150,9 @@ def test_a_matrix_has_every_release_and_what_stands_in_the_way(form: str) -> Non
 
 
 def test_what_is_not_put_in_force_is_not_called_in_force() -> None:
-    assert "in force, and why" in render(report("repaired"), "text")
+    text = " ".join(render(report("repaired"), "text").split())
+    assert "that `vllm-compat run` and `apply()` put in force, and why" in text
+    assert "Next: put `vllm-compat run` in front of your extraction's command" in text
     assert "none is applied" in render(report("unmet"), "text")
 
 

@@ -72,6 +72,9 @@ def _pair(pair: Pair) -> Iterator[str]:
         for line in lines:
             parts = textwrap.wrap(line, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
             yield "  " + " \\\n      ".join(parts)
+    if following := words.next_steps(pair):
+        yield ""
+        yield from _wrap(following, "")
 
 
 def _findings(pair: Pair) -> Iterator[str]:

@@ -48,7 +48,8 @@ def defaults_title(changed: Sequence[Judged]) -> str:
     verb = "has" if len(changed) == 1 else "have"
     return (
         f"{count(len(changed), 'default')} that the downstream relies on {verb} changed since"
-        f" {changed[0].finding.home}, the last release that fits"
+        f" {changed[0].finding.home}, the last release that fits: vLLM chooses otherwise there, and"
+        " nothing stops"
     )
 
 
@@ -107,7 +108,17 @@ def adapters_title(pair: Pair) -> str:
     number = count(len(pair.plan.steps) if pair.plan else 0, "adapter")
     if pair.verdict is Verdict.INCOMPATIBLE:
         return f"{number} needed as well; none is applied as long as a finding cannot be repaired"
-    return f"{number} in force, and why"
+    return f"{number} that `vllm-compat run` and `apply()` put in force, and why"
+
+
+def next_steps(pair: Pair) -> str:
+    """Return what to do with a pair that can be used; empty where there is nothing to put in force."""
+    if pair.verdict is not Verdict.WITH_SHIM or pair.plan is None:
+        return ""
+    return (
+        "Next: put `vllm-compat run` in front of your extraction's command, without `python`; then look"
+        " at what it wrote with `vllm-compat verify FOLDER`."
+    )
 
 
 def heading(finding: Finding) -> str:
