@@ -222,7 +222,18 @@ def test_a_pair_that_fails_without_the_shim_fails_where_check_says(cell: Cell) -
     assert all(places(plan.step(name)) for name in same & set(plan.adapters))
 
 
-@each([cell for cell in cells() if cell.outcome == "refused"])
+def of_model(cell: Cell) -> bool:
+    """Whether the model was refused and not the pair."""
+    return "Hidden states of this model cannot be extracted" in str(cell.record["error"])
+
+
+@each([cell for cell in cells() if cell.outcome == "refused" and of_model(cell)])
+def test_a_refused_model_says_nothing_against_its_pair(cell: Cell) -> None:
+    pair = judge(contract(cell.pair[0]), surface(cell.pair[1]), cell.environment, True)
+    assert pair.verdict is Verdict.WITH_SHIM
+
+
+@each([cell for cell in cells() if cell.outcome == "refused" and not of_model(cell)])
 def test_what_apply_refused_is_called_incompatible(cell: Cell) -> None:
     pair = judge(contract(cell.pair[0]), surface(cell.pair[1]), cell.environment, True)
     assert pair.verdict is Verdict.INCOMPATIBLE
