@@ -8,7 +8,9 @@ known of data that exist already and stands in no other table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 IN_PROCESS = ("0.3.0", "0.4.0", "0.4.0.1")
 
@@ -260,9 +262,9 @@ def fared(cells: Iterable[dict[str, Any]], speculators: str, vllm: str) -> str:
     return next((outcome for outcome in ("right", "refused") if outcome in found), "")
 
 
-def ranges(names: Sequence[str], values: Sequence[str]) -> list[tuple[tuple[str, str], str]]:
+def ranges(names: Sequence[str], values: Sequence[Value]) -> list[tuple[tuple[str, str], Value]]:
     """Return neighbours of equal value together: ((first, last), value)."""
-    found: list[tuple[tuple[str, str], str]] = []
+    found: list[tuple[tuple[str, str], Value]] = []
     for name, value in zip(names, values, strict=True):
         if found and found[-1][1] == value:
             found[-1] = ((found[-1][0][0], name), value)
@@ -314,11 +316,10 @@ def counted(vllm: str, speculators: str = "0.9.0") -> tuple[int, ...]:
 
 def fewest(releases: Sequence[str]) -> str:
     """Return the sentence that names the releases with the least wrong data, and says if it is none."""
-    wrong_data = [counted(release)[0] for release in releases if can_serve(release)]
     known = [release for release in releases if can_serve(release)]
+    wrong_data = [counted(release)[0] for release in known]
     least = min(wrong_data)
-    kinds = ["least" if count == least else "" for count in wrong_data]
-    spans = [span(*ends) for ends, kind in ranges(known, kinds) if kind]
+    spans = [span(*ends) for ends, count in ranges(known, wrong_data) if count == least]
     return (
         f"Wrong data are fewest on {' and on '.join(spans)} ({least}"
         f" {'hazard' if least == 1 else 'hazards'}); a later release is not a safer one."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from vllm_compat.analysis.plan import Plan
@@ -38,3 +39,16 @@ class Feature(ABC):
     @abstractmethod
     def install(self, transaction: Transaction, plan: Plan, role: str) -> None:
         """Enlist the patches of this feature, in a process of this role."""
+
+
+def generate_rest(
+    wrapped: Any, rest: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the results of ``generate()`` for those prompts of a call that a feature does not answer.
+
+    ``wrapped`` is what the feature stands around, ``args`` and ``kwargs`` what the caller has given: all
+    of it but the prompts is handed on.
+    """
+    if args:
+        return wrapped(rest, *args[1:], **kwargs)
+    return wrapped(**{**kwargs, "token_ids": rest})

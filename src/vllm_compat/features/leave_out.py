@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import GuardError
 from vllm_compat.features.atomic_save import SAMPLE
-from vllm_compat.features.base import Feature
+from vllm_compat.features.base import Feature, generate_rest
 from vllm_compat.runtime import heartbeat, numbering, run_record
 
 if TYPE_CHECKING:
@@ -66,18 +66,12 @@ class _Rest:
         numbers = range(self.at, self.at + len(given))
         out = [number for number in numbers if number in mine.left_out]
         kept = [place for place, number in enumerate(numbers) if number not in mine.left_out]
-        results: Any = ()
-        if kept or not out:
-            with numbering.handing_on([numbers[place] for place in kept]):
-                if not out:
-                    results = wrapped(*args, **kwargs)
-                else:
-                    rest = [given[place] for place in kept]
-                    results = (
-                        wrapped(rest, *args[1:], **kwargs)
-                        if args
-                        else wrapped(**{**kwargs, "token_ids": rest})
-                    )
+        with numbering.handing_on([numbers[place] for place in kept]):
+            if not out:
+                results = wrapped(*args, **kwargs)
+            else:
+                rest = [given[place] for place in kept]
+                results = generate_rest(wrapped, rest, args, kwargs) if rest else ()
         self.at += len(given)
         if not out:
             return results

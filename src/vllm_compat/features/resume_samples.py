@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_compat.errors import UsageError
 from vllm_compat.features.atomic_save import SAMPLE, kept_of, torn_of
-from vllm_compat.features.base import Feature
+from vllm_compat.features.base import Feature, generate_rest
 from vllm_compat.runtime import identity, numbering, run_record
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class _Kept:
             if not kept:
                 return wrapped(*args, **kwargs)
             rest = [given[place] for place in left]
-            made = iter(_of_the_rest(wrapped, rest, args, kwargs) if rest else ())
+            made = iter(generate_rest(wrapped, rest, args, kwargs) if rest else ())
         run_record.add_from_files(len(kept))
         return [kept[place] if place in kept else next(made) for place in range(len(given))]
 
@@ -352,15 +352,6 @@ class _Kept:
             "hidden_states": list(sample["hidden_states"]),
             "loss_mask": None,
         }
-
-
-def _of_the_rest(
-    wrapped: Any, rest: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Compute what no file answers, with all else that the caller has given."""
-    if args:
-        return wrapped(rest, *args[1:], **kwargs)
-    return wrapped(**{**kwargs, "token_ids": rest})
 
 
 def _ranges(numbers: Sequence[int]) -> str:

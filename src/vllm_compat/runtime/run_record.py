@@ -115,7 +115,7 @@ def add(results: Sequence[Mapping[str, Any]]) -> None:
     account.layers, account.width = len(states), int(states[0].shape[1])
     account.dtype = str(states[0].dtype)
     heartbeat.note(
-        samples=account.samples + account.from_files + len(account.left_out),
+        samples=samples_so_far(),
         tokens=account.tokens,
         tokens_per_second=_speed(account),
         calls=account.calls,

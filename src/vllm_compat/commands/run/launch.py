@@ -299,11 +299,16 @@ def _state(outcome: Outcome) -> str:
 def _say_remote_code(argv: Sequence[str], options: LaunchOptions) -> None:
     """Say before the program starts that the model it names brings code, and that this is run."""
     model = argument(argv[1:], "--target-model-path")
-    without = options.apply.get("without")
-    if model and "remote_code" not in (without if isinstance(without, list) else ()):
+    if model and "remote_code" not in _without(options):
         names = remote_code_of(model)
         if names:
             say(sentence(model, names))
+
+
+def _without(options: LaunchOptions) -> Sequence[str]:
+    """Return the names that `apply()` is told to leave out."""
+    without = options.apply.get("without")
+    return without if isinstance(without, list) else ()
 
 
 def _may_leave_out(folder: Path | None, options: LaunchOptions) -> None:
@@ -321,8 +326,7 @@ def _may_leave_out(folder: Path | None, options: LaunchOptions) -> None:
             "--leave-out takes numbers of the data_<i>.pt that stock's offline script writes to its"
             " --output-dir, and this program is no such script; leave conversations out of its data."
         )
-    without = options.apply.get("without")
-    needed = {"leave_out", "atomic_save"}.intersection(without if isinstance(without, list) else ())
+    needed = {"leave_out", "atomic_save"}.intersection(_without(options))
     if needed:
         raise UsageError(f"--leave-out needs {sorted(needed)[0]}, which --without leaves out.")
 
