@@ -40,7 +40,8 @@ def test_the_page_says_yes_only_where_each_release_has_been_run() -> None:
     assert [f"0.20.1 to {RUN}", "**yes**"] in told
     later = start_page.page(CELLS, [*RELEASES, "9.0.0"])
     newest = [row[1:3] for row in rows(later, "0.4.0.1")][-1]
-    assert newest[0].endswith("9.0.0") and newest[1] == "**ask `check`**"
+    assert newest[0].endswith("9.0.0")
+    assert newest[1] == "**ask `check`**"
 
 
 def test_the_page_has_each_hazard_and_each_misread_layer() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_compat.analysis.codec import Planned
 from vllm_compat.analysis.contract import Contract
-from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
+from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts, untold
 from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.installed import refuse_unserved
 from vllm_compat.analysis.plan import Plan
@@ -231,6 +231,13 @@ class _Case:
             )
         if unmet or (self.plan and self.refused):
             return Verdict.INCOMPATIBLE, self._obstacle(unmet)
+        silent = len(untold(self.contract, self.surface))
+        if silent:
+            return (
+                Verdict.UNKNOWN,
+                f"{count(silent, 'call site')} of {len(self.contract.sites)} of which the record can't"
+                " tell: it has only the names there. Ask an installed vLLM, a wheel or a source tree.",
+            )
         if self.plan and self.plan.steps:
             return Verdict.WITH_SHIM, f"{count(len(self.plan.steps), 'adapter')} will be in force."
         if possible:
