@@ -94,6 +94,16 @@ class History:
             unpack=lambda record: [Dating(*dating) for dating in record],
         )
 
+    def untold(self, surface: Surface) -> int:
+        """Return the number of call sites of which a surface can't tell."""
+        return (self.memory or Memory(None)).recall(
+            "untold",
+            [surface.version, *surface.stamps(), self.contract.sites],
+            lambda: len(untold(self.contract, surface)),
+            pack=int,
+            unpack=int,
+        )
+
     def changed_defaults(
         self, findings: Sequence[Finding], dates: Sequence[Dating], surface: Surface
     ) -> list[tuple[Finding, Dating]]:

@@ -74,9 +74,9 @@ def judge(
         verdict, reason = _server_flow_verdict(judged, hazards)
         notes = (*_server_flow_notes(contract, surface, described), IN_PROCESS)
     else:
-        case = _Case(
-            contract, surface, environment, environment_known, plan, _refusal(contract, surface)
-        )
+        silent = history.untold(surface) if history else len(untold(contract, surface))
+        refused = _refusal(contract, surface)
+        case = _Case(contract, surface, environment, environment_known, plan, refused, silent)
         hazards = ()
         verdict, reason = case.verdict(judged)
         notes = tuple(case.notes())
@@ -210,7 +210,10 @@ def _sure_to_fail(unmet: int) -> str:
 
 @dataclass(frozen=True)
 class _Case:
-    """One pair on its way to a verdict; ``refused`` says why vllm_compat does not serve it."""
+    """One pair on its way to a verdict; ``refused`` says why vllm_compat does not serve it.
+
+    ``silent`` is the number of call sites of which the surface can't tell.
+    """
 
     contract: Contract
     surface: Surface
@@ -218,6 +221,7 @@ class _Case:
     environment_known: bool
     plan: Plan | None
     refused: str
+    silent: int
 
     def verdict(self, judged: Sequence[Judged]) -> tuple[Verdict, str]:
         """Return the verdict, and the sentence that gives its reason."""
@@ -231,12 +235,11 @@ class _Case:
             )
         if unmet or (self.plan and self.refused):
             return Verdict.INCOMPATIBLE, self._obstacle(unmet)
-        silent = len(untold(self.contract, self.surface))
-        if silent:
+        if self.silent:
             return (
                 Verdict.UNKNOWN,
-                f"{count(silent, 'call site')} of {len(self.contract.sites)} of which the record can't"
-                " tell: it has only the names there. Ask an installed vLLM, a wheel or a source tree.",
+                f"{count(self.silent, 'call site')} of {len(self.contract.sites)} of which the record"
+                " can't tell: it has only the names there. Ask an installed vLLM, a wheel or a source tree.",
             )
         if self.plan and self.plan.steps:
             return Verdict.WITH_SHIM, f"{count(len(self.plan.steps), 'adapter')} will be in force."
