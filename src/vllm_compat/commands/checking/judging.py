@@ -239,7 +239,8 @@ class _Case:
             return (
                 Verdict.UNKNOWN,
                 f"{count(self.silent, 'call site')} of {len(self.contract.sites)} of which the record"
-                " can't tell: it has only the names there. Ask an installed vLLM, a wheel or a source tree.",
+                " can't tell: it has only the names there. Ask an installed vLLM, a wheel or a source"
+                " tree.",
             )
         if self.plan and self.plan.steps:
             return Verdict.WITH_SHIM, f"{count(len(self.plan.steps), 'adapter')} will be in force."
