@@ -196,6 +196,14 @@ WRONG_ROWS: tuple[tuple[str, str, str, str, str], ...] = (
 """Stock's release, where, what is wrong, whether verify sees it, what to do."""
 
 
+def newest_run(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
+    """Return the newest release on which a run was right."""
+    from lab.matrix_report import Outcome, release_of
+
+    run = {release_of(cell) for cell in cells if cell["outcome"] == Outcome.RIGHT}
+    return next(release for release in reversed(releases) if release in run)
+
+
 def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
     """Return the page; ``cells`` are the matrix's records, ``releases`` those that are known."""
     parts = {
@@ -204,7 +212,7 @@ def page(cells: Sequence[dict[str, Any]], releases: Sequence[str]) -> str:
         "fewest": [fewest(releases)],
         "counts": counts(releases),
         "hazards": hazards(),
-        "newest": [releases[-1]],
+        "newest": [newest_run(cells, releases)],
         "wrong": wrong(),
         "seen": seen(cells),
         "misread": misread(),

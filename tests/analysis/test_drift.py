@@ -136,9 +136,11 @@ class TestHistory:
 
     def test_what_depends_on_the_run_is_not_fatal(self) -> None:
         for version in recorded_versions():
+            # Where no runner that a worker may have has it, nothing depends on the run.
+            nowhere = RecordedSurface(version).resolve(f"{RUNNER}.input_batch") is None
             for finding in found_in(contract("0.4.0.1"), version).values():
                 told = (finding.kind.value, finding.name or "") in DEPENDS_ON_THE_RUN
-                assert finding.fatal is not told
+                assert finding.fatal is not (told and not (finding.name == "input_batch" and nowhere))
 
     def test_moved_names_say_where_to(self) -> None:
         for finding in found_in(contract("0.4.0"), "0.33.0").values():

@@ -25,6 +25,7 @@ FOUND = {"1.0": (), "2.0": (missing(False),), "3.0": (missing(True),), "4.0": (m
 def history(monkeypatch: pytest.MonkeyPatch) -> dating.History:
     monkeypatch.setattr(dating, "recorded_versions", lambda: VERSIONS)
     monkeypatch.setattr(dating, "find_drifts", lambda contract, surface: FOUND[surface.version])
+    monkeypatch.setattr(dating, "untold", lambda contract, surface: ())
     releases = dating.Releases()
     monkeypatch.setattr(
         releases, "fresh", lambda version: SimpleNamespace(version=version, alike=(version,))

@@ -117,16 +117,18 @@ def test_a_pair_is_right(run: Run, number: int, found: set[str], last_uses: dict
 def test_ci_covers_the_oldest_the_newest_and_each_change_of_the_plan() -> None:
     from tests.analysis.test_plan_matrix import plan
 
-    wanted = {(known_releases()[0], "0.3.0"), (known_releases()[-1], "0.3.0")}
-    wanted.add((known_releases()[-1], "0.4.0.1"))
+    # Of releases whose sources run nowhere here there can be no cell.
+    rows = {release: recipes.unusable(release) for release in known_releases()}
+    releases = [release for release, row in rows.items() if row is None or row.kernels]
+    wanted = {(releases[0], "0.3.0"), (releases[-1], "0.3.0"), (releases[-1], "0.4.0.1")}
     for version in SPECULATORS:
         before = None
-        for release in known_releases():
+        for release in releases:
             made = plan(version, release)
             if before and not made.unmet and made.adapters != before and version != "0.4.0":
                 wanted.add((release, version))
             before = made.adapters if not made.unmet else None
     assert wanted <= {cell[:2] for cell in CELLS}
-    ends = {known_releases()[0], known_releases()[-1]}
+    ends = {releases[0], releases[-1]}
     assert not ends & {vllm for vllm, _ in BEYOND}, "the oldest and the newest are never left out"
     assert {cell[:2] for cell in CELLS} > BEYOND

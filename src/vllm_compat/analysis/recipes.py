@@ -116,7 +116,12 @@ UNUSABLE = (
         before="0.12",
         kernels="0.12.0",
     ),
-    Unusable("there is no CPU build of it", since="0.33", kernels="0.32.0"),
+    Unusable("there is no CPU build of it", since="0.33", before="0.34", kernels="0.32.0"),
+    Unusable(
+        "there is no CPU build of it, and on x86 its sources require Triton for CPUs (triton-cpu), which"
+        " no package index has",
+        since="0.34",
+    ),
 )
 
 

@@ -24,7 +24,24 @@ __all__ = [
     "shared_prefix",
     "unfilled",
     "union",
+    "untold",
 ]
+
+
+def untold(contract: Contract, surface: Surface) -> tuple[CallSite, ...]:
+    """Return the call sites of which a surface can't tell whether they fit: a record of names only.
+
+    Left out are those that the downstream copes with, and those whose symbol is surely missing.
+    """
+    return tuple(
+        site
+        for site in contract.sites
+        if not site.optional and not surface.tells(site.symbol, by_name=site.kind in _PRESENCE)
+    )
+
+
+_PRESENCE = (SiteKind.IMPORT, SiteKind.ATTRIBUTE, SiteKind.SUBCLASS)
+"""What is asked of such a site's symbol is that it is there."""
 
 
 def find_drifts(

@@ -144,6 +144,13 @@ class Surface:
         """Iterate over the dotted names of all modules."""
         raise NotImplementedError
 
+    def tells(self, path: str, by_name: bool = False) -> bool:
+        """Whether what is behind a dotted path is known, or ``by_name`` at least whether it is there.
+
+        False where a record holds no more than names.
+        """
+        return True
+
     # Types, as far as annotations tell. A surface may know none.
 
     def result_types(self, path: str) -> frozenset[str] | None:

@@ -7,7 +7,8 @@ and the entry itself (see :mod:`vllm_compat.analysis.surface.entries`). A row th
 there once for all releases. Classes are taken apart into a header and one row per member.
 
 Modules outside the parts that downstreams lean on (single models, layers, kernels) are recorded by
-the names that they define only: what is called or read there counts as fitting.
+the names that they define only: of what is called or read there :meth:`RecordedSurface.tells` says that
+it is not known.
 
 ``digests`` tells the source that the modules of the engine were read from, so that a module with the
 same bytes elsewhere (an installed release, most of a nightly) need not be parsed again.
@@ -31,6 +32,7 @@ from vllm_compat.analysis.surface.entries import (
     ClassEntry,
     Entry,
     FunctionEntry,
+    ImportEntry,
     Several,
     from_row,
     to_row,
@@ -651,6 +653,33 @@ class RecordedSurface(StaticSurface):
                 or self._is_opaque(name)
             )
         return self._has[name]
+
+    def tells(self, path: str, by_name: bool = False) -> bool:
+        """Whether a path leads into modules recorded in full, re-exports followed.
+
+        ``by_name``: or to a name at the top of another one, of which it is recorded whether it is there.
+        """
+        names = path.replace("()", "").replace("[]", "").split(".")
+        start = 1
+        while start < len(names) and self.has_module(".".join(names[: start + 1])):
+            start += 1
+        module = ".".join(names[:start])
+        body = self._body(module)
+        if start == len(names) or body is None:
+            return True
+        name, enough = names[start], by_name and start + 1 == len(names)
+        if isinstance(body, _NamesBody):
+            return (enough and body.entry(name) is not None) or not (
+                body.entry(name) is not None or body.may_have(name)
+            )
+        thing = self._lookup(module, name)
+        entry = body.entry(name)
+        home = thing.module if thing is not None else ""
+        if not home and isinstance(entry, ImportEntry):
+            home = entry.module  # nothing is known of what is imported
+        if enough and thing is not None and thing.path:
+            return True
+        return not (self._ours(home) and isinstance(self._body(home), _NamesBody))
 
     def modules(self) -> Iterator[str]:
         """Iterate over the dotted names of all modules with source."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from vllm_compat.analysis.cache import Memory
 from vllm_compat.analysis.codec import pack_finding, unpack_finding
 from vllm_compat.analysis.contract import CallSite, Contract
-from vllm_compat.analysis.drift import Finding, find_drifts, prefixes
+from vllm_compat.analysis.drift import Finding, find_drifts, prefixes, untold
 from vllm_compat.analysis.surface.model import Surface
 from vllm_compat.analysis.surface.recorded import RecordedSurface, recorded_versions
 from vllm_compat.commands.report.model import Dating
@@ -47,6 +47,10 @@ class Releases:
         return [v for n, v in known if n < wanted], [v for n, v in known if n > wanted]
 
 
+_Found = tuple[frozenset[object], frozenset[CallSite], frozenset[CallSite]]
+"""A release's findings (by their keys), the sites of fatal ones, and those that it can't tell of."""
+
+
 class History:
     """What a contract meets on each recorded release, found when it is asked for.
 
@@ -66,7 +70,7 @@ class History:
         self.releases = releases
         self.whole = whole
         self.memory = memory
-        self._known: dict[str, tuple[frozenset[object], frozenset[CallSite]]] = {}
+        self._known: dict[str, _Found] = {}
 
     def dates(self, findings: Sequence[Finding], surface: Surface) -> list[Dating]:
         """Say since when each of a surface's findings is there."""
@@ -88,6 +92,16 @@ class History:
             look,
             pack=lambda dates: [[d.since, d.fitted_last, d.fits_from] for d in dates],
             unpack=lambda record: [Dating(*dating) for dating in record],
+        )
+
+    def untold(self, surface: Surface) -> int:
+        """Return the number of call sites of which a surface can't tell."""
+        return (self.memory or Memory(None)).recall(
+            "untold",
+            [surface.version, *surface.stamps(), self.contract.sites],
+            lambda: len(untold(self.contract, surface)),
+            pack=int,
+            unpack=int,
         )
 
     def changed_defaults(
@@ -132,28 +146,33 @@ class History:
 
     def _date(self, finding: Finding, since: str, before: Sequence[str], after: Sequence[str]) -> Dating:
         fitted_last = next((v for v in reversed(before) if self._fits(finding, v)), None)
+        begun: str | None = since
         for version in reversed(before):
-            if finding.key not in self._found(version)[0]:
+            keys, _, silent = self._found(version)
+            if finding.key not in keys:
+                if not silent.isdisjoint(finding.sites):
+                    begun = None  # it may have been there: the record holds names only
                 break
-            since = version
+            begun = version
         fits_from = None
         if fitted_last is None:
             fits_from = next((v for v in after if self._fits(finding, v)), None)
-        return Dating(since, fitted_last, fits_from)
+        return Dating(begun, fitted_last, fits_from)
 
     def _fits(self, finding: Finding, version: str) -> bool:
-        """Whether a release has nothing grave against any of the call sites of a finding."""
-        keys, sites = self._found(version)
-        return finding.key not in keys and sites.isdisjoint(finding.sites)
+        """Whether a release is known to have nothing grave against the call sites of a finding."""
+        keys, sites, silent = self._found(version)
+        return finding.key not in keys and (sites | silent).isdisjoint(finding.sites)
 
-    def _found(self, version: str) -> tuple[frozenset[object], frozenset[CallSite]]:
-        """Return a release's findings by what makes them the same, and the fatal ones' sites."""
+    def _found(self, version: str) -> _Found:
+        """Return what a release has against the contract."""
         if version not in self._known:
             surface = self.releases.fresh(version)
             found = find_drifts(self.contract, surface)
             answer = (
                 frozenset(finding.key for finding in found),
                 frozenset(site for finding in found if finding.fatal for site in finding.sites),
+                frozenset(untold(self.contract, surface)),
             )
             # Most releases change nothing that these call sites look at.
             self._known.update(dict.fromkeys(surface.alike, answer))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vllm_compat.analysis.codec import Planned
 from vllm_compat.analysis.contract import Contract
-from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
+from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts, untold
 from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.installed import refuse_unserved
 from vllm_compat.analysis.plan import Plan
@@ -94,9 +94,9 @@ def judge(
         if architectures and not offers:
             notes += (_NO_MODELS,)
     else:
-        case = _Case(
-            contract, surface, environment, environment_known, plan, _refusal(contract, surface)
-        )
+        silent = history.untold(surface) if history else len(untold(contract, surface))
+        refused = _refusal(contract, surface)
+        case = _Case(contract, surface, environment, environment_known, plan, refused, silent)
         hazards = ()
         verdict, reason = case.verdict(judged)
         notes = tuple(case.notes())
@@ -233,7 +233,10 @@ def _sure_to_fail(unmet: int) -> str:
 
 @dataclass(frozen=True)
 class _Case:
-    """One pair on its way to a verdict; ``refused`` says why vllm_compat does not serve it."""
+    """One pair on its way to a verdict; ``refused`` says why vllm_compat does not serve it.
+
+    ``silent`` is the number of call sites of which the surface can't tell.
+    """
 
     contract: Contract
     surface: Surface
@@ -241,6 +244,7 @@ class _Case:
     environment_known: bool
     plan: Plan | None
     refused: str
+    silent: int
 
     def verdict(self, judged: Sequence[Judged]) -> tuple[Verdict, str]:
         """Return the verdict, and the sentence that gives its reason."""
@@ -254,6 +258,13 @@ class _Case:
             )
         if unmet or (self.plan and self.refused):
             return Verdict.INCOMPATIBLE, self._obstacle(unmet)
+        if self.silent:
+            return (
+                Verdict.UNKNOWN,
+                f"{count(self.silent, 'call site')} of {len(self.contract.sites)} of which the record"
+                " can't tell: it has only the names there. Ask an installed vLLM, a wheel or a source"
+                " tree.",
+            )
         if self.plan and self.plan.steps:
             return Verdict.WITH_SHIM, f"{count(len(self.plan.steps), 'adapter')} will be in force."
         if possible:

@@ -53,7 +53,8 @@ class Change:
 class Difference:
     """What changed between two surfaces, for the symbols that were looked at.
 
-    ``scope`` says in words which, ``looked_at`` how many.
+    ``scope`` says in words which, ``looked_at`` how many. ``unknown`` are those that could not be
+    compared, since a record holds only their names.
     """
 
     before: Surface
@@ -61,6 +62,7 @@ class Difference:
     scope: str
     looked_at: int
     changes: tuple[Change, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def of(self, kind: ChangeKind) -> tuple[Change, ...]:
         """Return the changes of a kind."""
@@ -78,6 +80,9 @@ def compare_used(before: Surface, after: Surface, contracts: Sequence[Contract])
             if site.kind is not SiteKind.HOOK:
                 sites.setdefault(site.symbol, []).append(site)
     places: dict[str, str | None] = {}
+    unknown = tuple(
+        sorted(symbol for symbol in sites if not (before.tells(symbol) and after.tells(symbol)))
+    )
     found = (
         _compare_use(symbol, tuple(used), before, after, places)
         for symbol, used in sorted(sites.items())
@@ -85,7 +90,7 @@ def compare_used(before: Surface, after: Surface, contracts: Sequence[Contract])
     changes = tuple(change for change in found if change is not None)
     names = ", ".join(f"{contract.name} {contract.version}" for contract in contracts)
     verb = "uses" if len(contracts) == 1 else "use"
-    return Difference(before, after, f"that {names} {verb}", len(sites), changes)
+    return Difference(before, after, f"that {names} {verb}", len(sites), changes, unknown)
 
 
 def _compare_use(
@@ -100,6 +105,11 @@ def _compare_use(
     if told:
         return None
     old, new = before.resolve(symbol), after.resolve(place)
+    if (old and new and not (before.tells(symbol) and after.tells(place))) or any(
+        found and not surface.tells(path, by_name=True)
+        for found, surface, path in ((old, before, symbol), (new, after, place))
+    ):
+        return None
     kind = ChangeKind.CHANGED
     if old is None:
         return Change(ChangeKind.ADDED, symbol, new.kind, sites=sites) if new else None

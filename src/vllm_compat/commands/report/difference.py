@@ -30,9 +30,12 @@ def summary(difference: Difference) -> str:
     """Say in one sentence what was looked at and how much of it changed."""
     counted = [f"{len(found)} {kind.value}" for kind in ChangeKind if (found := difference.of(kind))]
     looked_at = words.count(difference.looked_at, "symbol")
+    silent = len(difference.unknown)
+    verdict = ", ".join(counted) or ("none known to have changed" if silent else "none changed")
+    unknown = f"; of {silent} a record has only the name, and can't tell" if silent else ""
     return (
         f"vLLM {difference.before.version} → {difference.after.version}: of {looked_at}"
-        f" {difference.scope}, {', '.join(counted) or 'none changed'}."
+        f" {difference.scope}, {verdict}{unknown}."
     )
 
 
@@ -100,6 +103,7 @@ def _as_json(difference: Difference) -> str:
         "after": _side(difference.after),
         "scope": difference.scope,
         "looked_at": difference.looked_at,
+        "unknown": list(difference.unknown),
         "changes": [
             {
                 "kind": change.kind.value,
