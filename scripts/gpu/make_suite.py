@@ -5,6 +5,7 @@ usage: make_suite.py VLLM_VERSION OUT.json [--only TEXT]
        make_suite.py VLLM_VERSION OUT.json --two-gpus
        make_suite.py VLLM_VERSION OUT.json --transfers RANKS
        make_suite.py VLLM_VERSION OUT.json --families
+       make_suite.py VLLM_VERSION OUT.json --drafted
 """
 
 from __future__ import annotations
@@ -149,6 +150,15 @@ def families(fork: dict[str, str]) -> list[dict[str, Any]]:
     return cells
 
 
+def drafted(fork: dict[str, str]) -> list[dict[str, Any]]:
+    """Return a cell for the tiny model of each kind that people train drafts for, with the canary on."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "src"))
+    from vllm_compat.trial.families import DRAFTED
+
+    more = ["--canary", "--layer-ids", "0,1,2,3"]  # the last layer included
+    return [cell("drafted", "0.4.0.1", name, *more, environ=fork) for name in DRAFTED]
+
+
 def transfers(fork: dict[str, str], ranks: str) -> list[dict[str, Any]]:
     """Return pairs of cells that differ in how rows leave the worker; their digests must be equal."""
     cells = []
@@ -175,6 +185,8 @@ def main(version: str, out: str, *options: str) -> None:
         cells = transfers(fork, options[options.index("--transfers") + 1])
     elif "--families" in options:
         cells = families(fork)
+    elif "--drafted" in options:
+        cells = drafted(fork)
     else:
         cells = suite(version)
     if "--only" in options:
