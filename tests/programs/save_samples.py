@@ -69,7 +69,7 @@ def main() -> None:
     folder, samples, rounds, mode = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
     chance = random.Random(7)
-    damaged = done = 0
+    damaged = done = stuck = before = 0
     for number in range(rounds):
         begin = time.monotonic()
         how = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[number % 3]
@@ -85,7 +85,7 @@ def main() -> None:
             except KeyboardInterrupt:
                 os._exit(130)
             os._exit(0)
-        time.sleep(chance.uniform(0.005, 0.06))
+        time.sleep(chance.uniform(0.005, 0.06) * 2**stuck)
         if os.waitpid(child, os.WNOHANG)[0] == 0:
             os.kill(child, how)
             os.waitpid(child, 0)
@@ -94,6 +94,8 @@ def main() -> None:
         whole = {i for i in there if resume_samples.is_whole(folder / f"data_{i}.pt")}
         if whole != set(range(len(there))):
             damaged += 1
+        # On a busy machine a round may be killed before it has begun: the next one gets twice the time.
+        stuck, before = (0 if len(whole) > before else min(stuck + 1, 8)), len(whole)
         if len(whole) == samples:
             break
         assert time.monotonic() - begin < 60
