@@ -31,6 +31,7 @@ RECORD: dict[str, Any] = {
                     "tokens_per_second": 900.0,
                     "seconds": [0.6, 0.5, 0.6],
                     "phases": {"forward": 0.5, "reply": 0.05, "rest": 0.05},
+                    "parts": {"mlp (MLP)": 0.7, "self_attn (Attention)": 0.294, "rest": 0.006},
                 }
             },
             "saving": [
@@ -47,6 +48,7 @@ def test_ratios_come_first_and_a_cpu_run_says_so() -> None:
     assert "this is a CPU run" in text.splitlines()[0]
     assert "auto   0.90 of plain" in text
     assert "forward 83%, reply 8%, rest 8%" in text
+    assert "layers: mlp (MLP) 70%, self_attn (Attention) 29%\n" in text
     assert "0.50 of cp" in text
     assert "Failed: stock: exit status 1" in text
 
@@ -59,6 +61,7 @@ def test_ratios_come_first_and_a_cpu_run_says_so() -> None:
         (["--modes", "plain,fast"], "--modes names 'fast'"),
         (["--calls", "0"], "--calls is 0"),
         (["--model", "x", "--shape", "8b"], "leave it out with --model"),
+        (["--model", "x", "--layers", "2"], "leave it out with --model"),
         (["--save", "/no/such/folder"], "there is no such folder"),
         (["--from", "/no/such/record.json"], "No such file"),
     ],

@@ -40,18 +40,14 @@ from typing import Any
 
 from vllm_compat.analysis.installed import require_installed
 from vllm_compat.errors import UsageError
+from vllm_compat.trial import parts
+from vllm_compat.trial.cell import describe_worker, force_backend
+from vllm_compat.trial.shapes import SHAPES, describe, write_shape
 from vllm_compat.trial.stamp import made_by
 
 SCHEMA_VERSION = 1
 MODES = ("plain", "stock", "rpc", "auto", "auxiliary")
 DEFAULT_MODES = MODES[:4]
-SHAPES = {
-    "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
-    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
-}  # fmt: skip
-
 Tokens = list[list[int]]
 PHASES = ("forward", "reply", "messages", "scheduling", "rest")
 """Where a ``generate()`` call of the downstream spends its time, as its driver sees it: steps of the
@@ -64,6 +60,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="a model's folder or hub id (default: random weights)")
     parser.add_argument(
         "--shape", choices=SHAPES, help="size of the model with random weights (default: tiny)"
+    )
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="how many of the shape's layers it has (default: all)"
+    )
+    parser.add_argument(
+        "--backend", metavar="NAME", help="attention backend to force, as vLLM names it (TRITON_MLA)"
     )
     parser.add_argument(
         "--batch",
@@ -161,6 +163,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--calls is {options.calls}; it must be at least 1.")
     if options.model and options.shape:
         raise UsageError("--shape is for random weights; leave it out with --model.")
+    if options.model and options.layers:
+        raise UsageError("--layers is for random weights; leave it out with --model.")
     for folder in options.save:
         if not Path(folder).is_dir():
             raise UsageError(f"--save {folder}: there is no such folder.")
@@ -186,8 +190,7 @@ def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
             # Stock chooses one of four layers twice, and returns it once.
             options.layer_ids = options.layer_ids or [0, 1, 2, 3]
         if not model:
-            model = folder
-            _write_model(Path(folder), SHAPES[options.shape or "tiny"])
+            model = str(write_shape(options.shape or "tiny", Path(folder), options.layers))
         for mode in options.modes.split(","):
             print(f"bench: {mode} …", file=sys.stderr, flush=True)
             modes[mode] = _child(options, mode, model)
@@ -200,9 +203,10 @@ def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "bench",
         "vllm_compat": made_by(),
-        "model": options.model or f"random weights, {options.shape or 'tiny'} Llama",
+        "model": options.model or describe(options.shape or "tiny", options.layers),
         "tensor_parallel_size": options.tensor_parallel_size,
         "calls": options.calls,
+        **({"backend": options.backend} if options.backend else {}),
         **facts,
         "modes": modes,
     }
@@ -220,6 +224,8 @@ def _child(options: argparse.Namespace, mode: str, model: str) -> dict[str, Any]
         command += ["--layer-ids", *map(str, options.layer_ids)]
     if not options.model:
         command += ["--shape", options.shape or "tiny"]
+    if options.backend:
+        command += ["--backend", options.backend]
     if mode == "auto":
         for folder in options.save:
             command += ["--save", folder]
@@ -229,17 +235,6 @@ def _child(options: argparse.Namespace, mode: str, model: str) -> dict[str, Any]
     if not text:
         return {"failed": f"exit status {status}"}
     return dict(json.loads(text))
-
-
-def _write_model(folder: Path, shape: dict[str, int]) -> None:
-    from vllm_compat.trial.models import VOCABULARY, write_fast_tokenizer
-
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCABULARY,
-              "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 500000.0,
-              "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-              "bos_token_id": 1, "eos_token_id": 2, **shape}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    write_fast_tokenizer(folder)
 
 
 # ---- in the child ---------------------------------------------------------------------------------
@@ -270,10 +265,14 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             entry["phases"] = {k: round(v / options.calls, 5) for k, v in phases.items()}
             rest = sum(seconds) / options.calls - sum(entry["phases"].values())
             entry["phases"]["rest"] = round(rest, 5)
+            if options.child == "auto":
+                entry["parts"] = _parts(generator, tokens)
         measured["batches"][batch] = entry
     if generator is not None:
         measured["layer_ids"] = list(generator.layer_ids)
         measured["runner"] = generator.executor.collective_rpc(_runner)[0]
+        told = generator.executor.collective_rpc(describe_worker)[0]
+        measured["worker"] = {key: told[key] for key in ("attention", "quant_methods")}
         if options.child == "auto":
             measured["saving"] = [_saving(generator, options, folder) for folder in options.save]
             measured["handover"] = _handover()
@@ -282,6 +281,14 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         measured["worker_peak_bytes"] = generator.executor.collective_rpc(_peak_memory)
         generator.executor.shutdown()
     return measured
+
+
+def _parts(generator: Any, tokens: Tokens) -> dict[str, float]:
+    """Return the share of the layers' time by part, in one call more, on the first rank."""
+    generator.executor.collective_rpc(parts.watch)
+    generator.generate(tokens)
+    spent: dict[str, float] = generator.executor.collective_rpc(parts.seconds)[0]
+    return parts.shares(spent)
 
 
 def _peak_memory(worker: Any) -> dict[str, int]:
@@ -309,6 +316,10 @@ def _timed(call: Callable[[Tokens], Any], tokens: Tokens) -> float:
 def _plain(options: argparse.Namespace, longest: int) -> Callable[[Tokens], Any]:
     from vllm import LLM, SamplingParams
 
+    more: dict[str, Any] = {"attention_config": {"backend": options.backend}} if options.backend else {}
+    remote = bool(options.shape) and SHAPES[options.shape].remote
+    if remote:
+        more["limit_mm_per_prompt"] = {"vision_chunk": 0}  # text alone, as the downstream asks
     engine = LLM(
         options.model,
         load_format="dummy" if options.shape else "auto",
@@ -319,7 +330,8 @@ def _plain(options: argparse.Namespace, longest: int) -> Callable[[Tokens], Any]
         max_num_batched_tokens=max(8192, longest + 1),
         gpu_memory_utilization=options.gpu_memory_utilization,
         tensor_parallel_size=options.tensor_parallel_size,
-        trust_remote_code=not options.shape,  # as the downstream does for the same model
+        trust_remote_code=remote or not options.shape,  # as the downstream does for the same model
+        **more,
     )
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     return lambda tokens: engine.generate(
@@ -344,6 +356,8 @@ def _generator(options: argparse.Namespace, longest: int) -> Any:
         )
     from speculators.data_generation.vllm_hidden_states_generator import VllmHiddenStatesGenerator
 
+    if options.backend:
+        force_backend(options.backend)
     if options.shape:
         import wrapt
         from vllm.config import LoadConfig
@@ -558,6 +572,8 @@ def render(record: dict[str, Any]) -> str:
             ratio = f"{found / base:5.2f} of plain" if base else ""
             shares = ", ".join(f"{k} {v:.0%}" for k, v in shares_of(record, name, batch).items())
             lines.append(f"  {name:6}{ratio}  {found:10,.0f} tokens/s   {shares}")
+        if spent := parts_of(record, batch):
+            lines.append("  layers: " + ", ".join(f"{k} {v:.0%}" for k, v in spent.items()))
     for saved in modes.get("auto", {}).get("saving", []):
         speeds = saved["gb_per_second"]
         base = speed(record, "plain", saved["batch"])
@@ -589,6 +605,12 @@ def shares_of(record: dict[str, Any], mode: str, batch: str) -> dict[str, float]
     phases = record["modes"][mode].get("batches", {}).get(batch, {}).get("phases", {})
     total = sum(phases.values())
     return {name: phases[name] / total for name in PHASES if phases.get(name, 0) > 0}
+
+
+def parts_of(record: dict[str, Any], batch: str) -> dict[str, float]:
+    """Return the share of the layers' time by part, those above one percent; empty if not measured."""
+    entry = record["modes"].get("auto", {}).get("batches", {}).get(batch, {})
+    return {name: share for name, share in entry.get("parts", {}).items() if share >= 0.01}
 
 
 def _matplotlib() -> Any:

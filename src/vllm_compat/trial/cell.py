@@ -218,20 +218,25 @@ def _force(options: argparse.Namespace) -> None:
     The attention backend is forced where asked for, which stock has no argument for either.
     """
     import wrapt
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig
 
     def dtype(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return wrapped(*args, **{**kwargs, "dtype": options.dtype})
 
-    def backend(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        from vllm.config import AttentionConfig
-
-        kwargs["attention_config"] = AttentionConfig(backend=options.backend)
-        return wrapped(*args, **kwargs)
-
     wrapt.wrap_function_wrapper(ModelConfig, "__init__", dtype)
     if options.backend:
-        wrapt.wrap_function_wrapper(VllmConfig, "__init__", backend)
+        force_backend(options.backend)
+
+
+def force_backend(name: str) -> None:
+    """Make every engine of this process take an attention backend, as vLLM names it."""
+    import wrapt
+    from vllm.config import AttentionConfig, VllmConfig
+
+    def backend(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return wrapped(*args, **{**kwargs, "attention_config": AttentionConfig(backend=name)})
+
+    wrapt.wrap_function_wrapper(VllmConfig, "__init__", backend)
 
 
 def describe_worker(worker: Any) -> dict[str, Any]:

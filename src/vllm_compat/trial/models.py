@@ -441,7 +441,7 @@ _IMAGE_PROCESSOR = {
 
 INT4_GROUP = 32
 # What the published checkpoint has: the ignored names leave the routed experts alone.
-_INT4_CONFIG: dict[str, Any] = {
+INT4_CONFIG: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
     "quantization_status": "compressed",
@@ -511,22 +511,17 @@ def write_kimi_code(folder: Path) -> list[str]:
     return supplied
 
 
-def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]:
-    """Draw a Kimi-K2.5 and return its configuration."""
-    text = _deepseek(shape, weights, "language_model.", theta=50000.0, factor=2.827, int4=int4)
-    text["model_type"] = "kimi_k2"
-    if int4:
-        text["quantization_config"] = _INT4_CONFIG
-    # As many heads as the decoder: tensor-parallel ranks share both.
-    heads, blocks, grid = shape.heads, 2, 8
-    width, inner = 32 * heads, 64 * heads
+def kimi_vision(
+    *, width: int, inner: int, heads: int, blocks: int, grid: int, text: int
+) -> dict[str, Any]:
+    """Return the configuration of Kimi-K2.5's vision tower in the sizes given."""
     sizes = {
         "hidden_size": width,
         "intermediate_size": inner,
         "num_attention_heads": heads,
         "num_hidden_layers": blocks,
     }
-    vision: dict[str, Any] = {
+    return {
         "patch_size": _PATCH,
         "pos_emb_type": "divided_fixed",
         "merge_kernel_size": [2, 2],
@@ -536,7 +531,7 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
         "mm_hidden_size": width,
         "projector_hidden_act": "gelu",
         "projector_ln_eps": 1e-5,
-        "text_hidden_size": shape.hidden_size,
+        "text_hidden_size": text,
         # The sizes once in vLLM's spelling and once in the published one.
         **sizes,
         **{f"vt_{field}": size for field, size in sizes.items()},
@@ -548,6 +543,23 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
         "pos_emb_width": grid,
         "pos_emb_time": 4,
     }
+
+
+KIMI_VISION = kimi_vision(width=1152, inner=4304, heads=16, blocks=27, grid=64, text=7168)
+"""Kimi-K2.5's vision tower as published."""
+
+
+def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]:
+    """Draw a Kimi-K2.5 and return its configuration."""
+    text = _deepseek(shape, weights, "language_model.", theta=50000.0, factor=2.827, int4=int4)
+    text["model_type"] = "kimi_k2"
+    if int4:
+        text["quantization_config"] = INT4_CONFIG
+    # As many heads as the decoder: tensor-parallel ranks share both.
+    heads = shape.heads
+    vision = kimi_vision(
+        width=32 * heads, inner=64 * heads, heads=heads, blocks=2, grid=8, text=shape.hidden_size
+    )
     draw_vision_tower(weights, vision, shape.hidden_size)
     return {
         "architectures": ["KimiK25ForConditionalGeneration"],
