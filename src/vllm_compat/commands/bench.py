@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import os
 import platform
@@ -250,6 +251,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         generator = _generator(options, longest)
         _watch(generator, phases)
         call = generator.generate
+        if options.child == "stock":  # as it is: our check would refuse what it mixes up
+            call = inspect.unwrap(call)
     measured: dict[str, Any] = {"batches": {}}
     for batch in options.batch:
         tokens = _tokens(batch)
