@@ -110,6 +110,68 @@ def test_a_misspelt_command_is_told_in_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_a_misspelt_option_is_told_in_one_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each long option without its third letter, and one that resembles none."""
+    for option in sorted(options_of(parser_of(name))):
+        if option.startswith("--") and len(option) > 5:
+            wrong = option[:3] + option[4:]
+            assert cli.main([name, wrong, "x"]) == 2
+            out, error = capsys.readouterr()
+            assert (
+                error
+                == f"vllm-compat: `vllm-compat {name}` has no option {wrong}: did you mean {option}?\n"
+            )
+            assert out == ""
+    assert cli.main([name, "--zzzz=1"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"has no option --zzzz: `vllm-compat {name} --help` shows those that there are.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--verison"], "`vllm-compat` has no option --verison: did you mean --version?"),
+        (["verify"], "verify: the following arguments are required: DIR (`vllm-compat verify --help`"),
+        (["check", "--device", "gpu"], "check: argument --device: invalid choice: 'gpu'"),
+        (["check", "speculators"], "unrecognized arguments: speculators"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_is_told_in_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("vllm-compat: ")
+    assert error.count("\n") == 1
+
+
+def test_options_of_the_program_that_run_starts_are_its_own(tmp_path: Path) -> None:
+    words = ["run", "--log", str(tmp_path), "--canary", "-m", "module", "--capturr", "--log"]
+    options = cli._parser("run").parse_args(words)
+    assert options.argv == ["module", "--capturr", "--log"]
+    assert cli._parser("run").parse_args(["run", "--", "x.py", "--capturr"]).argv[-2:] == [
+        "x.py",
+        "--capturr",
+    ]
+
+
+def test_a_shortened_option_is_understood_as_before() -> None:
+    options = cli._parser("layers").parse_args(["layers", "m", "--layer", "-1", "2"])
+    assert options.layer_ids == [-1, 2]
+
+
+def test_the_maintainers_commands_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab.main(["matrix", "--modles", "drafted"]) == 2
+    said = capsys.readouterr().err
+    assert said == "lab: `python3 -m lab matrix` has no option --modles: did you mean --models?\n"
+
+
 @pytest.mark.parametrize("path", ["", "src"])
 def test_a_checkout_that_is_not_installed_is_told_in_one_sentence(path: str) -> None:
     """A bare checkout, and one whose sources are on the path but not what they need."""
