@@ -327,7 +327,10 @@ def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="append the rehearsal's output to this file")
     parser.add_argument(
-        "--keep", metavar="DIR", help="keep the small model and the records in this folder"
+        "--keep",
+        metavar="DIR",
+        help="keep output, records and small model in this folder (without it they are kept only after a"
+        " failure, in a temporary folder that is named)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_rehearse)

@@ -368,6 +368,15 @@ def test_all_is_every_recorded_release_and_every_downstream() -> None:
     assert report.exit_status == 1
 
 
+def test_a_pair_that_is_named_twice_counts_once() -> None:
+    everything = check(wheel("0.3.0"), all_releases=True)
+    again = check(
+        [wheel("0.3.0"), wheel("0.3.0")], ["0.26.0", "vllm==0.26.0", "v0.26.0"], all_releases=True
+    )
+    assert [pair.title for pair in again.pairs] == [pair.title for pair in everything.pairs]
+    assert len(check(wheel("0.3.0"), ["0.26.0", "0.26.0"]).pairs) == 1
+
+
 def test_an_environment_that_is_not_known_is_said_so() -> None:
     assert "environment is not known" in one(wheel("0.3.0"), "0.26.0").notes[0]
     given = one(wheel("0.3.0"), "0.26.0", device="cpu")
@@ -553,7 +562,8 @@ def test_an_interpreter_without_vllm_or_none_at_all_is_one_sentence(
     absent = refused(capsys, *given, "--python", PYTHON)
     assert "vllm is not installed" in absent
     assert "a release, a folder or a file (--vllm)" in absent
-    assert "does not answer" in refused(capsys, *given, "--python", tmp_path / "python")
+    for fine in ((), ("--vllm", "0.26.0"), ("--all",)):
+        assert "does not answer" in refused(capsys, *given, *fine, "--python", tmp_path / "python")
     for name in ("true", "false", "sh"):
         said = refused(capsys, *given, "--python", shutil.which(name) or "")
         assert "does not answer" in said
