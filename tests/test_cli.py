@@ -49,6 +49,19 @@ def test_each_command_explains_all_of_its_options(
         assert len(words) >= 3 or action.help == argparse.SUPPRESS, action.option_strings or action.dest
 
 
+@pytest.mark.parametrize("name", ["check", "preflight", "rehearse", "verify"])
+def test_a_command_that_judges_lists_its_exit_statuses(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    statuses = text.partition("Exit status: ")[2].partition("\n")[0]
+    assert re.findall(r"\b([0-3]) [a-z]", statuses)[:3] == ["0", "1", "2"]
+    assert ("Needs torch" in text) is (name == "verify")
+
+
 @pytest.mark.parametrize("name", list(cli.MOVED))
 def test_a_command_that_has_moved_says_where_it_is_now(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -282,6 +282,11 @@ def _set_up_diff(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say what a run will use and need (backend, memory, disk), without a GPU and without weights."
+        " Exit status: 0 nothing speaks against the run, 1 something does, 2 usage error, 3 not"
+        " everything could be told."
+    )
     _add_run_arguments(parser)
     parser.add_argument(
         "--device-capability", metavar="X.Y", help="GPU compute capability to simulate, e.g. 12.0"
@@ -309,6 +314,11 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a small model of the same kind, with random weights, for about a minute, and compare its"
+        " rows with a reference. Exit status: 0 every row is right, 1 the run fails or rows are wrong, 2"
+        " usage error, 3 there is nothing to compare with."
+    )
     _add_run_arguments(parser)
     parser.add_argument(
         "--without",
@@ -380,6 +390,12 @@ def _set_up_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_verify(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Find wrong samples in a folder of hidden states, and repair those that can be repaired safely."
+        " Needs torch (of any build, no GPU), and safetensors for hs_<i>.safetensors; neither vLLM nor"
+        " speculators. Exit status: 0 nothing is wrong, or all was repaired; 1 something is wrong or"
+        " suspected to be, and `Extract these again` names it; 2 the folder cannot be read."
+    )
     parser.add_argument("folder", metavar="DIR", help="a folder of data_<i>.pt or hs_<i>.safetensors")
     parser.add_argument(
         "--batch-size",
