@@ -468,6 +468,19 @@ def test_every_format_goes_to_a_file_or_to_a_pipe(
     assert "0.26.0" in printed
 
 
+@pytest.mark.parametrize("form", ["text", "markdown", "json", "junit", "github"])
+@pytest.mark.parametrize("version", ["", "0.4.1.dev3+gabc"])
+def test_a_folder_that_is_no_release_is_judged_and_has_no_lines_that_install_it(
+    form: str, version: str, empty_site: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = empty_site.add("speculators_0_3", version)
+    arguments = ("--downstream", site.folder / "speculators", "--vllm", "0.16.0", "--format", form)
+    assert status(*arguments) == 0
+    shown = capsys.readouterr().out
+    assert "0.16.0" in shown
+    assert "pip install" not in shown
+
+
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """Return the one sentence of a usage error."""
     assert status(*arguments) == 2
