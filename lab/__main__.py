@@ -23,6 +23,7 @@ def not_installed(missing: ModuleNotFoundError) -> str:
 
 
 try:
+    from vllm_compat.cli import Parser
     from vllm_compat.errors import UsageError, VllmCompatError
 except ModuleNotFoundError as missing:
     print(not_installed(missing), file=sys.stderr)
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        options = parser_for(arguments).parse_args(arguments)
+        options = parser_for(arguments).read(arguments)
         if not hasattr(options, "command"):
             parser_for(arguments).print_help()
             return 0
@@ -52,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def parser_for(arguments: Sequence[str]) -> Parser:
     """Return the parser; only the chosen command's options are set up, and its modules imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python3 -m lab",
         usage="python3 -m lab [-h] COMMAND ...",
         description="For maintainers, from a checkout of vllm_compat: run stock speculators on real vLLM"

@@ -135,12 +135,12 @@ The rows with *wrong data* in [the table above](#speculators-05-and-later-what-t
 rows that are zero, not finite, missing or repeated, and cannot find those of other requests in the
 right number: extract these again with the remedy in force.
 
-### Made with vllm_compat
+### Made with a checkout of vllm_compat older than 0.1.0
 
-Checkouts from before 0.1.0 read the layers of these models wrongly on CUDA, without a word. The rows
-have the right form: `verify` warns only where `data_config.json` lies beside the files and the model is
-at hand. Extract these again, with the advice of the last column. Since then these models are refused,
-or read rightly.
+Skip this unless you had one. On CUDA it read the layers of these models wrongly, without a word; since
+then they are refused, or read rightly. The rows have the right form: `verify` warns only where
+`data_config.json` lies beside the files and the model is at hand. Extract these again, as the last
+column says.
 
 <<misread>>
 """

@@ -49,6 +49,19 @@ def test_each_command_explains_all_of_its_options(
         assert len(words) >= 3 or action.help == argparse.SUPPRESS, action.option_strings or action.dest
 
 
+@pytest.mark.parametrize("name", ["check", "preflight", "rehearse", "verify"])
+def test_a_command_that_judges_lists_its_exit_statuses(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    statuses = text.partition("Exit status: ")[2].partition("\n")[0]
+    assert re.findall(r"\b([0-3]) [a-z]", statuses)[:3] == ["0", "1", "2"]
+    assert ("Needs torch" in text) is (name == "verify")
+
+
 @pytest.mark.parametrize("name", list(cli.MOVED))
 def test_a_command_that_has_moved_says_where_it_is_now(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -108,6 +121,68 @@ def test_a_misspelt_command_is_told_in_one_sentence(
     error = capsys.readouterr().err
     assert error.startswith(f"vllm-compat: There is no command {word!r}: {said}")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_a_misspelt_option_is_told_in_one_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each long option without its third letter, and one that resembles none."""
+    for option in sorted(options_of(parser_of(name))):
+        if option.startswith("--") and len(option) > 5:
+            wrong = option[:3] + option[4:]
+            assert cli.main([name, wrong, "x"]) == 2
+            out, error = capsys.readouterr()
+            assert (
+                error
+                == f"vllm-compat: `vllm-compat {name}` has no option {wrong}: did you mean {option}?\n"
+            )
+            assert out == ""
+    assert cli.main([name, "--zzzz=1"]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"has no option --zzzz: `vllm-compat {name} --help` shows those that there are.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--verison"], "`vllm-compat` has no option --verison: did you mean --version?"),
+        (["verify"], "verify: the following arguments are required: DIR (`vllm-compat verify --help`"),
+        (["check", "--device", "gpu"], "check: argument --device: invalid choice: 'gpu'"),
+        (["check", "speculators"], "unrecognized arguments: speculators"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_is_told_in_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("vllm-compat: ")
+    assert error.count("\n") == 1
+
+
+def test_options_of_the_program_that_run_starts_are_its_own(tmp_path: Path) -> None:
+    words = ["run", "--log", str(tmp_path), "--canary", "-m", "module", "--capturr", "--log"]
+    options = cli._parser("run").parse_args(words)
+    assert options.argv == ["module", "--capturr", "--log"]
+    assert cli._parser("run").parse_args(["run", "--", "x.py", "--capturr"]).argv[-2:] == [
+        "x.py",
+        "--capturr",
+    ]
+
+
+def test_a_shortened_option_is_understood_as_before() -> None:
+    options = cli._parser("layers").parse_args(["layers", "m", "--layer", "-1", "2"])
+    assert options.layer_ids == [-1, 2]
+
+
+def test_the_maintainers_commands_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lab.main(["matrix", "--modles", "drafted"]) == 2
+    said = capsys.readouterr().err
+    assert said == "lab: `python3 -m lab matrix` has no option --modles: did you mean --models?\n"
 
 
 @pytest.mark.parametrize("path", ["", "src"])

@@ -26,9 +26,7 @@ def test_the_options_of_run_end_where_the_program_begins(monkeypatch: pytest.Mon
 
 
 def test_another_transfer_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--transfer", "pigeon", "extract.py"])
-    assert ended.value.code == 2
+    assert main(["run", "--transfer", "pigeon", "extract.py"]) == 2
     assert "invalid choice: 'pigeon'" in capsys.readouterr().err
 
 
@@ -79,7 +77,5 @@ def test_run_without_a_program_is_a_usage_error(
 
 
 def test_an_option_that_run_does_not_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--unknown", "extract.py"])
-    assert ended.value.code == 2
-    assert "unrecognized arguments: --unknown" in capsys.readouterr().err
+    assert main(["run", "--unknown", "extract.py"]) == 2
+    assert "`vllm-compat run` has no option --unknown" in capsys.readouterr().err

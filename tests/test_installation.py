@@ -1,10 +1,12 @@
-"""What a release hands out: a wheel and an sdist, each installed where nothing else is."""
+"""A wheel, an sdist and README's own line, each installed where nothing else is."""
 
 from __future__ import annotations
 
 import email
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -67,19 +69,28 @@ def built(uv: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {"wheel": wheel, "sdist": sdist}
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist"])
+def readmes_line() -> list[str]:
+    """Return what README installs the project from: the words behind `pip install`."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\$ pip install (\S*vllm-compat.*)$", text, flags=re.MULTILINE)
+    return shlex.split(line, comments=True)
+
+
+@pytest.fixture(scope="module", params=["wheel", "sdist", "README"])
 def bare(
     request: pytest.FixtureRequest,
     uv: list[str],
     built: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """Return the scripts' folder of an environment that has nothing but one of the two."""
+    """Return the scripts' folder of an environment with nothing but the project, once in each way."""
     venv = tmp_path_factory.mktemp(request.param) / "venv"
     python = str(venv / "bin" / "python")
+    (venv.parent / "vllm-compat").symlink_to(ROOT)  # as the folder of a clone is called
+    what = readmes_line() if request.param == "README" else [str(built[request.param])]
     for command in (
         ["venv", "--python", sys.executable, str(venv)],
-        ["pip", "install", "--python", python, str(built[request.param])],
+        ["pip", "install", "--python", python, *what],
     ):
         done = call([*uv, *command], venv.parent)
         assert done.returncode == 0, done.stderr

@@ -9,12 +9,72 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import vllm_compat
 from vllm_compat.errors import UsageError, VllmCompatError
 
 Command = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says in one sentence what is wrong with a line, and which option was meant."""
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Return the options that a line gives.
+
+        Raises:
+            UsageError: The line cannot be understood.
+        """
+        self._refuse_unknown(words)
+        return self.parse_args(words)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print, below its usage, before it ends the process."""
+        command = self.prog.removeprefix("vllm-compat").removeprefix("python3 -m lab").strip()
+        where = f"{command}: " if command else ""
+        raise UsageError(f"{where}{message} (`{self.prog} --help` shows what there is).")
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        """Find an option that is none before argparse stumbles over what then seems to be missing."""
+        parser: argparse.ArgumentParser = self
+        position = 0
+        while position < len(words):
+            word, position = words[position], position + 1
+            name, equals, _ = word.partition("=")
+            action = parser._option_string_actions.get(name)
+            if word == "--":
+                return
+            if action is not None:
+                wanted = action.nargs != 0 and not equals
+                if wanted and position < len(words) and not words[position].startswith("-"):
+                    position += 1
+            elif name.startswith("--"):
+                known = [option for option in parser._option_string_actions if option.startswith("--")]
+                if not (parser.allow_abbrev and any(option.startswith(name) for option in known)):
+                    raise UsageError(_no_option(name, known, parser.prog))
+            elif not word.startswith("-"):
+                if any(action.nargs == argparse.REMAINDER for action in parser._actions):
+                    return  # what follows is the program's
+                parser = _subparser(parser, word)
+
+
+def _subparser(parser: argparse.ArgumentParser, word: str) -> argparse.ArgumentParser:
+    """Return the parser of the command that a word names; the same one where it names none."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+            found: argparse.ArgumentParser = action.choices[word]
+            return found
+    return parser
+
+
+def _no_option(name: str, known: Sequence[str], program: str) -> str:
+    """Say that there is no such option, and which was meant or where they are shown."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"`{program} --help` shows those that there are."
+    return f"`{program}` has no option {name}: {meant}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,12 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"vllm-compat: {_no_command(chosen)}", file=sys.stderr)
         return 2
     parser = _parser(chosen)
-    options = parser.parse_args(arguments)
-    if not hasattr(options, "command"):
-        parser.print_help()
-        return 0
-    command: Command = options.command
     try:
+        options = parser.read(arguments)
+        if not hasattr(options, "command"):
+            parser.print_help()
+            return 0
+        command: Command = options.command
         return command(options)
     except UsageError as error:
         print(f"vllm-compat: {error}", file=sys.stderr)
@@ -59,9 +119,9 @@ def _no_command(word: str) -> str:
     return f"There is no command {word!r}: {meant}"
 
 
-def _parser(chosen: str | None = None) -> argparse.ArgumentParser:
+def _parser(chosen: str | None = None) -> Parser:
     """Return the parser; only the chosen command's options are set up, and its modules imported."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="vllm-compat",
         usage="vllm-compat [-h] [--version] COMMAND ...",
         description="Run stock speculators on the vLLM that is installed, and say before anything"
@@ -222,6 +282,11 @@ def _set_up_diff(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Say what a run will use and need (backend, memory, disk), without a GPU and without weights."
+        " Exit status: 0 nothing speaks against the run, 1 something does, 2 usage error, 3 not"
+        " everything could be told."
+    )
     _add_run_arguments(parser)
     parser.add_argument(
         "--device-capability", metavar="X.Y", help="GPU compute capability to simulate, e.g. 12.0"
@@ -249,6 +314,11 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a small model of the same kind, with random weights, for about a minute, and compare its"
+        " rows with a reference. Exit status: 0 every row is right, 1 the run fails or rows are wrong, 2"
+        " usage error, 3 there is nothing to compare with."
+    )
     _add_run_arguments(parser)
     parser.add_argument(
         "--without",
@@ -267,7 +337,10 @@ def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log", metavar="FILE", help="append the rehearsal's output to this file")
     parser.add_argument(
-        "--keep", metavar="DIR", help="keep the small model and the records in this folder"
+        "--keep",
+        metavar="DIR",
+        help="keep output, records and small model in this folder (without it they are kept only after a"
+        " failure, in a temporary folder that is named)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_rehearse)
@@ -317,6 +390,12 @@ def _set_up_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def _set_up_verify(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Find wrong samples in a folder of hidden states, and repair those that can be repaired safely."
+        " Needs torch (of any build, no GPU), and safetensors for hs_<i>.safetensors; neither vLLM nor"
+        " speculators. Exit status: 0 nothing is wrong, or all was repaired; 1 something is wrong or"
+        " suspected to be, and `Extract these again` names it; 2 the folder cannot be read."
+    )
     parser.add_argument("folder", metavar="DIR", help="a folder of data_<i>.pt or hs_<i>.safetensors")
     parser.add_argument(
         "--batch-size",

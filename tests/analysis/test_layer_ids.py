@@ -100,11 +100,11 @@ class TestRefusals:
 
     @pytest.mark.parametrize("config", [{}, {"text_config": {}}, {"num_hidden_layers": "many"}])
     def test_configurations_that_do_not_say(self, tmp_path: Path, config: Any) -> None:
-        with pytest.raises(UsageError, match="does not tell the number of layers"):
+        with pytest.raises(UsageError, match=r"does not tell the number of layers: .*; name "):
             layers_of(written(tmp_path, config))
 
     def test_no_configuration(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match=r"There is no .*config.json"):
+        with pytest.raises(UsageError, match=r"has no config.json, so it is no model's folder: name"):
             layers_of(tmp_path)
 
     @pytest.mark.parametrize("text", ["{not json", "[1, 2]"])

@@ -368,6 +368,15 @@ def test_all_is_every_recorded_release_and_every_downstream() -> None:
     assert report.exit_status == 1
 
 
+def test_a_pair_that_is_named_twice_counts_once() -> None:
+    everything = check(wheel("0.3.0"), all_releases=True)
+    again = check(
+        [wheel("0.3.0"), wheel("0.3.0")], ["0.26.0", "vllm==0.26.0", "v0.26.0"], all_releases=True
+    )
+    assert [pair.title for pair in again.pairs] == [pair.title for pair in everything.pairs]
+    assert len(check(wheel("0.3.0"), ["0.26.0", "0.26.0"]).pairs) == 1
+
+
 def test_an_environment_that_is_not_known_is_said_so() -> None:
     assert "environment is not known" in one(wheel("0.3.0"), "0.26.0").notes[0]
     given = one(wheel("0.3.0"), "0.26.0", device="cpu")
@@ -457,6 +466,19 @@ def test_every_format_goes_to_a_file_or_to_a_pipe(
     assert capsys.readouterr().out == ""
     assert (tmp_path / "report").read_text("utf-8") == printed
     assert "0.26.0" in printed
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "json", "junit", "github"])
+@pytest.mark.parametrize("version", ["", "0.4.1.dev3+gabc"])
+def test_a_folder_that_is_no_release_is_judged_and_has_no_lines_that_install_it(
+    form: str, version: str, empty_site: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = empty_site.add("speculators_0_3", version)
+    arguments = ("--downstream", site.folder / "speculators", "--vllm", "0.16.0", "--format", form)
+    assert status(*arguments) == 0
+    shown = capsys.readouterr().out
+    assert "0.16.0" in shown
+    assert "pip install" not in shown
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -553,7 +575,8 @@ def test_an_interpreter_without_vllm_or_none_at_all_is_one_sentence(
     absent = refused(capsys, *given, "--python", PYTHON)
     assert "vllm is not installed" in absent
     assert "a release, a folder or a file (--vllm)" in absent
-    assert "does not answer" in refused(capsys, *given, "--python", tmp_path / "python")
+    for fine in ((), ("--vllm", "0.26.0"), ("--all",)):
+        assert "does not answer" in refused(capsys, *given, *fine, "--python", tmp_path / "python")
     for name in ("true", "false", "sh"):
         said = refused(capsys, *given, "--python", shutil.which(name) or "")
         assert "does not answer" in said

@@ -252,3 +252,25 @@ def test_what_vllm_itself_refuses_fails_and_what_the_stand_in_lacks_is_unknown(
     }
     (item,) = p._architecture({"architectures": ["A"]}, asked)
     assert item.state == state
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "next_step"),
+    [
+        ("ok", "nothing speaks against it", "Next: `vllm-compat rehearse m` with the same options"),
+        ("fail", "the run will fail", "Next: change what the lines with FAIL name"),
+        ("unknown", "not everything could be told", "Next: read the lines with ??"),
+    ],
+)
+def test_the_last_sentence_says_what_to_do_next(state: str, said: str, next_step: str) -> None:
+    items = (p.Item("layers", "ok", "2 of 4"), p.Item("memory", state, "x"))
+    report = p.Report(p.Options(model="m"), items, seconds={"own": 1, "vllm": 0})
+    summary, last = p.render(report).splitlines()[-2:]
+    assert said in summary
+    assert last.startswith(next_step)
+
+
+def test_where_there_is_no_vllm_the_next_step_is_another_environment() -> None:
+    items = (p.Item("adapters", "unknown", "vllm is not installed in /here: nothing is adapted"),)
+    report = p.Report(p.Options(model="m"), items, seconds={"own": 1, "vllm": 0})
+    assert "the environment that has vLLM and speculators" in p.render(report).splitlines()[-1]

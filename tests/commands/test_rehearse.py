@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,61 @@ def test_only_right_data_is_success() -> None:
     for outcome, status in states.items():
         assert r.Report(outcome, (), 1.0).exit_status == status
     assert "THE REHEARSAL FAILED" in r.render(r.Report("wrong", ("x",), 1.0))
+
+
+def rehearsed(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, found: dict[str, Any], keep: Path | None = None
+) -> r.Report:
+    """Rehearse with a program that only writes an output and what it found."""
+    monkeypatch.setattr(r.tempfile, "tempdir", str(folder))
+
+    def program(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        Path(command[-1]).write_text(json.dumps(found))
+        Path(command[command.index("--log") + 1]).write_text("a line of the program\n")
+        return subprocess.CompletedProcess(command, 1, stderr="vllm-compat: FAILED")
+
+    monkeypatch.setattr(r.subprocess, "run", program)
+    return r.rehearse(r.Options(model=str(MODELS / "llama-3.1-8b"), keep=keep))
+
+
+def test_what_a_failed_rehearsal_leaves_is_kept_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = rehearsed(monkeypatch, tmp_path, {"outcome": "failed", "error": "no kernels"})
+    (kept,) = tmp_path.iterdir()
+    assert report.folder == kept
+    assert (kept / "output.txt").read_text() == "a line of the program\n"
+    text = r.render(report)
+    assert text.endswith(f"its output, records and small model are in {kept}.")
+    assert "--keep" not in text
+    assert json.loads(r.render(report, "json"))["folder"] == str(kept)
+
+
+def test_what_a_rehearsal_that_is_right_leaves_is_taken_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    report = rehearsed(monkeypatch, tmp_path, {"outcome": "right"})
+    assert (list(tmp_path.iterdir()), report.folder) == ([], None)
+    assert json.loads(r.render(report, "json"))["folder"] is None
+
+
+@pytest.mark.parametrize("outcome", ["right", "failed"])
+def test_a_folder_that_was_given_is_kept_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outcome: str
+) -> None:
+    given = tmp_path / "given"
+    report = rehearsed(monkeypatch, tmp_path, {"outcome": outcome}, keep=given)
+    assert (given / "model" / "config.json").is_file()
+    text = r.render(report)
+    assert str(given) in text.splitlines()[-1]
+    assert "--keep" not in text
+
+
+def test_a_model_that_cannot_be_shrunk_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(r.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(r.shutil, "copyfile", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        r.rehearse(r.Options(model=str(MODELS / "kimi-k2.5")))
+    assert list(tmp_path.iterdir()) == []

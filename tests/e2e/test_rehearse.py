@@ -47,8 +47,12 @@ def test_kimi_comes_out_right(rehearse: Rehearse) -> None:
         (["--layer-ids", "2", "61"], "out of bounds"),
     ],
 )
-def test_it_fails_where_the_run_would(rehearse: Rehearse, arguments: list[str], words: str) -> None:
-    report = rehearse("llama-3.1-8b", *arguments)
+def test_it_fails_where_the_run_would(
+    rehearse: Rehearse, arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    report = rehearse("llama-3.1-8b", *arguments, "--keep", str(tmp_path))
+    assert report["folder"] == str(tmp_path)
+    assert (tmp_path / "output.txt").stat().st_size
     assert report["outcome"] == "wrong", report["words"]
     assert report["exit_status"] == 1
     assert words in " ".join(report["words"])
@@ -58,6 +62,6 @@ def test_a_model_that_vllm_does_not_know_fails(rehearse: Rehearse, tmp_path: Pat
     config = json.loads((MODELS / "llama-3.1-8b" / "config.json").read_text())
     config["architectures"] = ["NoSuchForCausalLM"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    report = rehearse(tmp_path)
+    report = rehearse(tmp_path, "--keep", str(tmp_path / "kept"))
     assert report["outcome"] == "wrong"
     assert "NoSuchForCausalLM" in " ".join(report["words"])

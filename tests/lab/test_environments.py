@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -289,7 +290,7 @@ def test_an_environment_is_made_once(lab: Lab) -> None:
     made = lab.installs()
     assert [call[0] for call in made] == ["venv", "pip", "pip", "pip", "pip"]
     assert "--no-deps" in made[1]
-    assert {"wrapt>=1.16", "datasets>=4.0.0"} <= set(made[2])
+    assert {"wrapt>=1.16", "datasets>=4.0.0,<=4.6.0"} <= set(made[2])
     assert made[3][-2:] == ["--editable", str(lab.checkout)]
     assert (paths.venv / "overrides.txt").read_text().startswith("torch==2.10.0\n")
     record = paths.site_packages / "vllm-0.16.0.dist-info" / "METADATA"
@@ -424,6 +425,8 @@ def test_the_lines_for_people_ask_for_what_the_matrix_installs(
     assert second[second.index("install") + 1 :] == ["--no-deps", "speculators==0.3.0"]
     assert installs[-1][-2:] == ["--no-deps", "speculators==0.3.0"]
     assert (first[0] == "uv") is (tool == "uv")
+    names = [re.split("[<>=]", word)[0] for word in words]
+    assert len(set(names)) == len(names), "a package has two bounds"
 
 
 @pytest.mark.e2e

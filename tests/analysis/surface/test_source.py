@@ -515,8 +515,10 @@ class TestModules:
             "b.py": "from vllm.a import X\n",
         }
         found = SourceSurface.at(packages.write(tmp_path, files))
-        found.resolve("vllm.a.X")
-        found.resolve("vllm.a.A.f")
+        imported = found.resolve("vllm.a.X")
+        assert imported is not None
+        assert imported.open_ended, "nobody defines it: it may have anything"
+        assert found.resolve("vllm.a.A.f") is None
 
 
 class TestSources:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from vllm_compat.analysis.environment import distributions, normal_name
 from vllm_compat.errors import UsageError
@@ -498,6 +499,25 @@ def why(error: Exception) -> str:
     return "what it says is no answer of a Python interpreter"
 
 
+def need_interpreter(python: str | None) -> None:
+    """Raise :class:`UsageError` where another interpreter is named and does not answer."""
+    if python is not None:
+        _answer(python, "print('[]')")
+
+
+def _answer(python: str, program: str, *words: str) -> Any:
+    """Return the JSON that another interpreter prints when it runs a program."""
+    import subprocess
+
+    try:
+        said = subprocess.run(
+            [python, "-c", program, *words], capture_output=True, text=True, timeout=60, check=True
+        )
+        return json.loads(said.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UsageError(f"The interpreter {python} does not answer: {why(error)}.") from error
+
+
 def installed_package(
     package: str, *, distribution: str | None = None, python: str | None = None
 ) -> PackageFiles:
@@ -509,19 +529,7 @@ def installed_package(
     names = [name for name in (distribution, package) if name]
     known: Sequence[str] | None
     if python is not None:
-        import subprocess
-
-        try:
-            answer = subprocess.run(
-                [python, "-c", _ASK, package, *names],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=True,
-            )
-            where, known = json.loads(answer.stdout)
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            raise UsageError(f"The interpreter {python} does not answer: {why(error)}.") from error
+        where, known = _answer(python, _ASK, package, *names)
     else:
         try:
             spec = importlib.util.find_spec(package)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -585,7 +586,20 @@ def render(report: Report, form: str = "text") -> str:
     lines = [f"{marks[i.state]}  {i.question:{width}}  {i.answer}" for i in report.items]
     said = {0: "nothing speaks against it", 1: "the run will fail", 3: "not everything could be told"}
     took = f"{report.seconds['own']} s, and {report.seconds['vllm']} s for vLLM"
-    return "\n".join([*lines, f"{report.options.model}: {said[report.exit_status]} ({took})."])
+    summary = f"{report.options.model}: {said[report.exit_status]} ({took})."
+    return "\n".join([*lines, summary, _next_step(report)])
+
+
+def _next_step(report: Report) -> str:
+    """Say what to do with the answers, in one sentence."""
+    small = f"`vllm-compat rehearse {shlex.quote(report.options.model)}` with the same options"
+    if report.exit_status == 0:
+        return f"Next: {small} runs a small model of the same kind, in about a minute."
+    if report.exit_status == 1:
+        return "Next: change what the lines with FAIL name, and ask again; no weights have to be loaded."
+    if any("not installed in" in item.answer for item in report.items if item.state == "unknown"):
+        return "Next: ask again in the environment that has vLLM and speculators."
+    return f"Next: read the lines with ??; {small} tries what they leave open, in about a minute."
 
 
 def _size(size: int) -> str:

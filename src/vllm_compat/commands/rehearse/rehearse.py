@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,17 @@ class Options(RunTerms):
 
 @dataclass(frozen=True)
 class Report:
-    """How a rehearsal ended: ``right``, ``wrong`` or ``unknown`` (nothing to compare with)."""
+    """How a rehearsal ended: ``right``, ``wrong`` or ``unknown`` (nothing to compare with).
+
+    ``folder`` is where its output, its records and the small model are kept: after a failure, and
+    where the user has named one.
+    """
 
     outcome: str
     words: tuple[str, ...]
     seconds: float
     record: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
 
     @property
     def exit_status(self) -> int:
@@ -269,47 +274,67 @@ def rehearse(options: Options, *, log: Path | None = None) -> Report:
         vocabulary=None if own_tokenizer else _lab_vocabulary(),
         model=options.model,
     )
-    with tempfile.TemporaryDirectory(prefix="vllm-compat-rehearsal-") as temporary:
-        work = options.keep or Path(temporary)
-        folder = work / "model"
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in files:
-            shutil.copyfile(path, folder / path.name)
-        (folder / "config.json").write_text(json.dumps(small.config, indent=1))
-        out, record, output = work / "rehearsal.json", work / "run.json", log or work / "output.txt"
-        request = {
-            "model": str(folder),
-            "reference": str(work / "reference"),
-            "layer_ids": list(small.layer_ids),
-            "devices": options.devices,
-            "max_model_len": options.max_model_len,
-            "batch_size": options.batch_size,
-            "gpu_memory_utilization": options.gpu_memory_utilization,
-            "own_tokenizer": own_tokenizer,
-            "dequantised": options.dequantised,
-        }
-        (work / "request.json").write_text(json.dumps(request))
-        command = [sys.executable, "-m", "vllm_compat", "run", "--record", str(record)]
-        command += ["--log", str(output), "--capture", options.capture]
-        if not options.remote_code:
-            command.append("--no-remote-code")
-        elif names := remote_code_of(options.model):
-            print(f"vllm-compat: {sentence(options.model, names)}", file=sys.stderr, flush=True)
-        for adapter in options.without:
-            command += ["--without", adapter]
-        command += ["-m", "vllm_compat.commands.rehearse.program", str(work / "request.json"), str(out)]
-        environ = {**os.environ, "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
-        try:
-            done = subprocess.run(
-                command, env=environ, stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS
-            )
-            verdict = _last_line(done.stderr)
-        except subprocess.TimeoutExpired:
-            verdict = f"the rehearsal had not ended after {LIMIT_SECONDS:.0f} s"
-        found = _read(out)
-        tail = _tail(output) if not found or found.get("outcome") == "failed" else []
-        found["run"] = _read(record)
-    return _report(options, small, found, verdict, tail, own_tokenizer, time.perf_counter() - begin)
+    work = options.keep or Path(tempfile.mkdtemp(prefix="vllm-compat-rehearsal-"))
+    failed = False
+    try:
+        found, verdict, tail = _in_folder(work, options, files, small, own_tokenizer, log)
+        took = time.perf_counter() - begin
+        report = _report(options, small, found, verdict, tail, own_tokenizer, took)
+        failed = report.outcome == "wrong"
+    finally:
+        if not (failed or options.keep):
+            shutil.rmtree(work, ignore_errors=True)
+    return replace(report, folder=work) if failed or options.keep else report
+
+
+def _in_folder(
+    work: Path,
+    options: Options,
+    files: Sequence[Path],
+    small: Small,
+    own_tokenizer: bool,
+    log: Path | None,
+) -> tuple[dict[str, Any], str, Sequence[str]]:
+    """Make the small model in a folder and run it; return its record, verdict and last lines."""
+    folder = work / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
+    (folder / "config.json").write_text(json.dumps(small.config, indent=1))
+    out, record, output = work / "rehearsal.json", work / "run.json", log or work / "output.txt"
+    request = {
+        "model": str(folder),
+        "reference": str(work / "reference"),
+        "layer_ids": list(small.layer_ids),
+        "devices": options.devices,
+        "max_model_len": options.max_model_len,
+        "batch_size": options.batch_size,
+        "gpu_memory_utilization": options.gpu_memory_utilization,
+        "own_tokenizer": own_tokenizer,
+        "dequantised": options.dequantised,
+    }
+    (work / "request.json").write_text(json.dumps(request))
+    command = [sys.executable, "-m", "vllm_compat", "run", "--record", str(record)]
+    command += ["--log", str(output), "--capture", options.capture]
+    if not options.remote_code:
+        command.append("--no-remote-code")
+    elif names := remote_code_of(options.model):
+        print(f"vllm-compat: {sentence(options.model, names)}", file=sys.stderr, flush=True)
+    for adapter in options.without:
+        command += ["--without", adapter]
+    command += ["-m", "vllm_compat.commands.rehearse.program", str(work / "request.json"), str(out)]
+    environ = {**os.environ, "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
+    try:
+        done = subprocess.run(
+            command, env=environ, stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS
+        )
+        verdict = _last_line(done.stderr)
+    except subprocess.TimeoutExpired:
+        verdict = f"the rehearsal had not ended after {LIMIT_SECONDS:.0f} s"
+    found = _read(out)
+    tail = _tail(output) if not found or found.get("outcome") == "failed" else []
+    found["run"] = _read(record)
+    return found, verdict, tail
 
 
 def _report(
@@ -349,8 +374,7 @@ def _why_wrong(
     error = found.get("error")
     yield f"The run fails: {error}" if error else "The run fails."
     if "First cause: rank" in verdict or not error:
-        # A worker's own error, or all that is known; what follows names files that are gone.
-        yield verdict.partition(" Plan ")[0]
+        yield verdict  # a worker's own error, or all that is known
     scheme = _scheme(small.config)
     if scheme and not options.dequantised and not found.get("in_force"):
         yield f"If this build has no kernels for {scheme}, --dequantised rehearses all the rest."
@@ -420,16 +444,19 @@ def render(report: Report, form: str = "text") -> str:
                 "words": list(report.words),
                 "seconds": round(report.seconds, 1),
                 "record": dict(report.record),
+                "folder": str(report.folder) if report.folder else None,
                 "exit_status": report.exit_status,
             },
             indent=1,
         )
     said = {
         "right": "The rehearsal came out right",
-        "wrong": "THE REHEARSAL FAILED (--keep DIR keeps the files that it names)",
+        "wrong": "THE REHEARSAL FAILED",
         "unknown": "The rehearsal ran, but nothing says that its data are right",
     }
-    return "\n".join([*report.words, f"{said[report.outcome]}, after {report.seconds:.0f} s."])
+    kept = f"; its output, records and small model are in {report.folder}" if report.folder else ""
+    last = f"{said[report.outcome]}, after {report.seconds:.0f} s{kept}."
+    return "\n".join([*report.words, last])
 
 
 __all__ = ["Options", "Report", "Small", "UsageError", "map_layer_ids", "rehearse", "render", "shrink"]

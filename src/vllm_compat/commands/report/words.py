@@ -280,9 +280,11 @@ def sites_of(found: Iterable[CallSite], limit: int = 3) -> str:
 
 
 def install_lines(pair: Pair) -> dict[str, list[str]]:
-    """Return the lines that install a pair, by tool; none where it cannot run or is no release."""
+    """Return the lines that install a pair, by tool; none where it cannot run or one is no release."""
     served = pair.verdict is not Verdict.INCOMPATIBLE and pair.plan is not None
-    if not served or not re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", pair.surface.version):
+    versions = (pair.surface.version, pair.contract.version)
+    releases = all(re.fullmatch(r"\d+(\.\d+)+(\.post\d+)?", version) for version in versions)
+    if not served or not releases or pair.contract.name != "speculators":
         return {}
     from vllm_compat.analysis.recipes import install_lines as lines
 
