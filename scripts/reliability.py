@@ -36,13 +36,14 @@ def _kills(name: str, record: dict[str, Any]) -> str:
     hit = [each for entry in entries for each in entry["hit"]]
     by_role = {
         role: sum(each.startswith(role) for each in hit)
-        for role in ("launcher", "program", "worker", "other")
+        for role in ("launcher", "program", "worker", "tracker", "other")
     }
     rows = [
-        ("rounds in which something was killed", len(entries)),
-        ("processes that were hit: launcher, program, worker, other",
+        ("kills: processes that were hit", sum(by_role.values())),
+        ("of them the launcher, the program, a worker, multiprocessing's tracker, others",
          ", ".join(str(count) for count in by_role.values())),
-        ("rounds with two at once", sum(len(entry["hit"]) > 1 for entry in entries)),
+        ("rounds, each with a run that was hit", len(entries)),
+        ("rounds with two or three hit at once", sum(len(entry["hit"]) > 1 for entry in entries)),
         ("rounds hit when samples were there", sum(entry["samples"] > 0 for entry in entries)),
         ("rounds that ended with a verdict in words, of those whose launcher was not killed by SIGKILL",
          f"{sum(entry['verdict'] for entry in launched)} of {len(launched)}"),
