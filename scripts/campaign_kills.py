@@ -28,15 +28,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "scripts")]
 
+import campaign_record  # noqa: E402
 from lab.environments import EnvironmentPaths, ensure  # noqa: E402
 
 from vllm_compat.features.resume_samples import is_whole  # noqa: E402
-from vllm_compat.trial import stamp  # noqa: E402
 
 RECORD = ROOT / "records" / "reliability" / "kills.json"
 SAMPLES = 60
@@ -74,10 +73,7 @@ class Campaign:
         self.chance = random.Random()
         self.lock = threading.RLock()
         self.under_way: set[int] = set()
-        self.record: dict[str, Any] = {"kind": "kills", "entries": [], "series": []}
-        if record.exists():
-            self.record = json.loads(record.read_text(encoding="utf-8"))
-        self.record["vllm_compat"] = stamp.made_by()
+        self.record = campaign_record.opened(record, "kills", entries=[], series=[])
         self.record.update(vllm=paths.vllm_version, speculators=paths.speculators_version)
         work.mkdir(parents=True, exist_ok=True)
 
@@ -238,11 +234,8 @@ class Campaign:
             self.write()
 
     def write(self) -> None:
-        """Write the record as a whole."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.record, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        """Write the record."""
+        campaign_record.put(self.path, self.record)
 
 
 def members(token: str, launcher: int) -> list[int]:
