@@ -2,15 +2,16 @@
 
     python3 scripts/campaign_disk.py [--times N] [--only WORD] [--vllm 0.16.0] [--speculators 0.3.0]
 
-Each target is a command of ours and one of the places that it writes to; each fault befalls the disk of
-that place, before the command starts or while it is under way. The disks are real file systems in a mount
-namespace of their own, which goes with the script: a tmpfs that is filled to the last byte, or has no inode
-left, or is mounted read-only; an ext4 that is frozen for some seconds (as a slow disk or a hanging server
-is); a folder that is taken away under its users. Afterwards the disk is healed, and the same command must
-end as if nothing had been, with nothing lost.
+Each target is a command of ours and one of the places that it writes to; each fault befalls the disk
+of that place, before the command starts or while it is under way. The disks are real file systems in a
+mount namespace of their own, which goes with the script: a tmpfs that is filled to the last byte, or has
+no inode left, or is mounted read-only; an ext4 that is frozen for some seconds (as a slow disk or a
+hanging server is); a folder that is taken away under its users. Afterwards the disk is healed, and the
+same command must end as if nothing had been, with nothing lost.
 
-It needs root, Linux, and an environment with torch (``lab.environments``), but no engine: the rows that are
-saved are made up. The record is ``records/reliability/disk.json``.
+It needs root, Linux, and an environment with torch (``lab.environments``), but no engine: the rows that
+are saved are made up. The record is ``records/reliability/disk.json``; started again, the script goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -244,9 +245,8 @@ class Trial:
         if unharmed and (wrong := target.done()):
             return "wrong", f"exit status 0, but {wrong}"
         last = text.rpartition("\n")[2]
-        if not unharmed and not target.work and target.has_begun():
-            if wrong := target.done():
-                return "wrong", f"what only tells of the work has ended it: {wrong}; {last}"
+        if not unharmed and not target.work and target.has_begun() and (wrong := target.done()):
+            return "wrong", f"what only tells of the work has ended it: {wrong}; {last}"
         if unharmed:
             return "unharmed", last
         again, said = self.start(target)
@@ -511,7 +511,7 @@ def read_json(path: Path) -> Any:
 
 
 def print_of(path: Path) -> list[tuple[str, int]]:
-    """Return what tells two samples apart: the checksums of their members, whatever the archive's name."""
+    """Return what tells two samples apart: the checksums of their members, not the archive's name."""
     with zipfile.ZipFile(path) as archive:
         found = [(each.filename.partition("/")[2], each.CRC) for each in archive.infolist()]
     return sorted(each for each in found if each[0].startswith("data"))
