@@ -71,6 +71,7 @@ with ThreadPoolExecutor(max_workers=4) as pool:
             "loss_mask": torch.ones(rows, dtype=torch.long),
         }
         futures.append(pool.submit(torch.save, sample, folder / f"data_{number}.pt"))
+        print("sample", number, flush=True)
         time.sleep(0.05)
     for future in futures:
         future.result()
