@@ -648,6 +648,11 @@ class TestSettingAside:
             os.utime(path, (1000, 1000))
         assert repair(self.faulty(folder, 2, 5), backup=backup).exit_status == 0
 
+    def test_a_backup_below_a_file_changes_nothing(self, folder: Path) -> None:
+        (folder.parent / "file").touch()
+        with pytest.raises(VllmCompatError, match="everything is as it was"):
+            repair(self.faulty(folder, 2), backup=folder.parent / "file" / "backup")
+
     def test_what_cannot_be_moved_back_is_told(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -133,13 +133,14 @@ def _take_back(
     those above it that were not there before, the inner ones first.
     """
     try:
-        for name in names:
+        for name in names if target.is_dir() else ():
             if name in done:
                 _put_back(target / name, folder / name)
             elif (folder / name).exists():  # what else has the name is a copy, or a part of one
                 (target / name).unlink(missing_ok=True)
             (folder / f".{name}.repairing").unlink(missing_ok=True)
-        (target / "repair.json").unlink(missing_ok=True)
+        if target.is_dir():
+            (target / "repair.json").unlink(missing_ok=True)
         for path in made:
             if path.exists():
                 path.rmdir()
