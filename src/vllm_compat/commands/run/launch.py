@@ -249,8 +249,8 @@ def _ending(outcome: Outcome) -> str:
     if record is None and outcome.vanished:
         return (
             f"run failed: the program ended with exit status {outcome.returncode} {after}, and the"
-            f" folder of its record ({outcome.vanished}) has vanished meanwhile, so that nothing tells whether"
-            " its checks have passed."
+            f" folder of its record ({outcome.vanished}) has vanished meanwhile, so that nothing tells"
+            " whether its checks have passed."
         )
     if record is None:
         return (

@@ -138,7 +138,9 @@ def _take_back(
                 _put_back(target / name, folder / name)
             elif (folder / name).exists():  # what else has the name is a copy, or a part of one
                 (target / name).unlink(missing_ok=True)
-            (folder / f".{name}.repairing").unlink(missing_ok=True)
+            fresh = folder / f".{name}.repairing"
+            if fresh.exists():  # a disk that is read-only refuses even to remove what is not there
+                fresh.unlink()
         if target.is_dir():
             (target / "repair.json").unlink(missing_ok=True)
         for path in made:
