@@ -72,7 +72,7 @@ with ThreadPoolExecutor(max_workers=4) as pool:
         }
         futures.append(pool.submit(torch.save, sample, folder / f"data_{number}.pt"))
         print("sample", number, flush=True)
-        time.sleep(0.05)
+        time.sleep(0.12)
     for future in futures:
         future.result()
 '''.replace("SAMPLES", str(SAMPLES))
