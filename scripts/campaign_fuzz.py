@@ -9,19 +9,17 @@ Needs torch and hypothesis (the environment of ``scripts/test.py --torch``). The
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "scripts")]
 
+import campaign_record  # noqa: E402
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from tests.with_torch.fuzz import TARGETS, judge_one  # noqa: E402
-
-from vllm_compat.trial import origin  # noqa: E402
 
 
 def tried(name: str, examples: int) -> dict[str, Any]:
@@ -65,9 +63,8 @@ def main() -> int:
     for name in TARGETS:
         found[name] = tried(name, options.examples)
         print(name, found[name], flush=True)
-    record = {"kind": "fuzz", "vllm_compat": origin.made_by(), "targets": found}
-    options.record.parent.mkdir(parents=True, exist_ok=True)
-    options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    record = campaign_record.opened(options.record, "fuzz")
+    campaign_record.put(options.record, {**record, "targets": found})
     return 1 if any(each["wrong"] for each in found.values()) else 0
 
 

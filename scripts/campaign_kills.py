@@ -1,15 +1,16 @@
 """Kill a real run at random moments, again and again, and look at what is left each time.
 
-    python3 scripts/campaign_kills.py [--kills N] [--minutes M] [--vllm 0.16.0] [--speculators 0.3.0]
+    python3 scripts/campaign_kills.py [--kills N] [--minutes M] [--at-once K] [--vllm 0.16.0]
 
-A series is one output folder: the same command is started into it until it has finished, and killed at
-random moments on the way; then the folder is compared with that of an undisturbed run. A kill hits the
-launcher, the program's process or a worker, sometimes two of them at once, by SIGKILL, SIGTERM or
-SIGINT. After each, every file must be whole, and no process of the run and nothing of its shared memory
-be left.
+A series is one output folder: the same command is started into it, killed at a random moment, and
+started again, some times over; then it is left alone until it has finished, and the folder is compared
+with that of an undisturbed run. A kill hits the launcher, the program's process, a worker or whatever
+else there is, often two of them at once, by SIGKILL, SIGTERM or SIGINT. After each, every file must be
+whole, and no process of the run and nothing of its shared memory be left. Several series can be under
+way at once.
 
-The record (``records/reliability/kills.json``) grows by one entry a kill; started again, the script goes
-on where it was. It needs an environment with vLLM (``lab.environments``) and Linux.
+The record (``records/reliability/kills.json``) grows by one entry a round; started again, the script
+goes on where it was. It needs an environment with vLLM (``lab.environments``) and Linux.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "scripts")]
 
+import campaign_record  # noqa: E402
 from lab.environments import EnvironmentPaths, ensure  # noqa: E402
 
 from vllm_compat.features.resume_samples import is_whole  # noqa: E402
-from vllm_compat.trial import origin  # noqa: E402
 
 RECORD = ROOT / "records" / "reliability" / "kills.json"
 SAMPLES = 60
 LIMIT = 300.0
+LEFT_AFTER = 45.0
+"""Seconds after which what is still there counts as left; `end_orphans` gives a driver's end 30."""
 TOKEN = "VLLM_COMPAT_CAMPAIGN"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MAKE = "import sys; from vllm_compat.trial.families import make_tiny; make_tiny('llama', sys.argv[1])"
@@ -67,12 +71,41 @@ class Campaign:
     def __init__(self, paths: EnvironmentPaths, work: Path, record: Path) -> None:
         self.paths, self.work, self.path = paths, work, record
         self.chance = random.Random()
-        self.record: dict[str, Any] = {"kind": "kills", "entries": [], "series": []}
-        if record.exists():
-            self.record = json.loads(record.read_text(encoding="utf-8"))
-        self.record["vllm_compat"] = origin.made_by()
+        self.lock = threading.RLock()
+        self.under_way: set[int] = set()
+        self.record = campaign_record.opened(record, "kills", entries=[], series=[])
         self.record.update(vllm=paths.vllm_version, speculators=paths.speculators_version)
         work.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def hits(self) -> int:
+        """The number of processes that were hit so far."""
+        return sum(len(entry["hit"]) for entry in self.record["entries"])
+
+    def pick(self) -> int:
+        """Return the number of a series that is to go on: one that was begun, or a new one."""
+        with self.lock:
+            over = {series["number"] for series in self.record["series"]} | self.under_way
+            begun = {entry["series"] for entry in self.record["entries"]}
+            open_ones = sorted(n for n in begun - over if (self.work / f"series-{n}").is_dir())
+            number = open_ones[0] if open_ones else max(begun | over, default=-1) + 1
+            self.under_way.add(number)
+            return number
+
+    def go_on(self, number: int, wanted: int, end: float) -> None:
+        """Disturb one series and finish it, until there are enough hits or the time is over."""
+        out = self.work / f"series-{number}"
+        before = sum(entry["series"] == number for entry in self.record["entries"])
+        kills, finished = max(1, self.chance.randint(4, 12) - before), False
+        while not finished and time.monotonic() < end:
+            # A series that is not disturbed any more is finished even when there are hits enough.
+            finished = self.one(out, number, disturb=kills > 0 and self.hits < wanted)
+            kills -= 1
+            print(f"{self.hits} hits, {len(self.record['entries'])} rounds", flush=True)
+        if finished:
+            self.compare(out, number)
+        with self.lock:
+            self.under_way.discard(number)
 
     def prepare(self) -> None:
         """Make the model, the conversations and the undisturbed folder, where they are not there yet."""
@@ -103,70 +136,83 @@ class Campaign:
             "--batch-size", "1",
         ]  # fmt: skip
 
-    def one(self, out: Path) -> bool:
+    def one(self, out: Path, number: int, *, disturb: bool = True) -> bool:
         """Start a run and kill some of it; note what is left. Return whether the run has finished."""
         token = secrets.token_hex(8)
-        environ = {**self.paths.variables(), TOKEN: token}
-        # Half of the kills come at any moment, half while samples are written: a small part of a run.
-        span = float((self.work / "seconds").read_text()) * 1.2
-        moment, files = self.chance.uniform(0, span), SAMPLES
-        if self.chance.random() < 0.5:
-            there = len(list(out.glob("data_*.pt")))
-            moment, files = LIMIT, self.chance.randint(there, SAMPLES)
-        with (self.work / "log.txt").open("w") as log:
+        log = self.work / f"log-{number}.txt"
+        with log.open("w") as file:
             process = subprocess.Popen(
-                self.command(out), env=environ, stdout=log, stderr=log, start_new_session=True
-            )
-        memory: set[str] = set()
-        begin, looked = time.monotonic(), 0.0
-        while time.monotonic() - begin < moment and process.poll() is None:
-            if time.monotonic() - looked > 0.5:
-                memory |= shared_memory(members(token))
-                looked = time.monotonic()
-            if files < SAMPLES and len(list(out.glob("data_*.pt"))) > files:
-                break
-            time.sleep(0.02)
-        moment = time.monotonic() - begin
-        hit = self.kill(token, process.pid) if process.poll() is None else []
+                self.command(out), env={**self.paths.variables(), TOKEN: token}, stdout=file,
+                stderr=file, start_new_session=True,
+            )  # fmt: skip
+        moment, memory = self.wait(process, out, token, disturb=disturb)
+        hit = self.kill(token, process.pid) if disturb and process.poll() is None else []
         try:
             process.wait(LIMIT)
         except subprocess.TimeoutExpired:
             hit.append("hung")
-        last = time.monotonic() + 40
-        while (left := members(token)) and time.monotonic() < last:
-            time.sleep(0.2)
+        last = time.monotonic() + LEFT_AFTER
+        while (left := members(token, process.pid)) and time.monotonic() < last:
+            memory |= shared_memory(left)
+            time.sleep(0.5)
+        roles = [role_of(pid, process.pid) for pid in left]
+        if hit:
+            files = sorted(out.glob("data_*.pt")) if out.is_dir() else []
+            numbers = sorted(int(path.stem[5:]) for path in files)
+            said = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            entry = {
+                "series": number,
+                "hit": hit,
+                "after_seconds": round(moment, 1),
+                "exit_status": process.returncode,
+                "verdict": said.startswith("vllm-compat: run "),
+                "launcher_hit": any(each.startswith("launcher") for each in hit),
+                "samples": len(files),
+                "torn": [path.name for path in files if not is_whole(path)],
+                "gaps": numbers != list(range(len(numbers))),
+                "processes_left": len(left),
+                "roles_left": roles,
+                "shared_memory_left": len([name for name in memory if os.path.exists(name)]),
+            }
+            with self.lock:
+                self.record["entries"].append(entry)
+                self.write()
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        files = sorted(out.glob("data_*.pt")) if out.is_dir() else []
-        numbers = sorted(int(path.stem[5:]) for path in files)
-        said = (self.work / "log.txt").read_text(errors="replace").strip().rpartition("\n")[2]
-        if hit:
-            self.record["entries"].append(
-                {
-                    "series": len(self.record["series"]),
-                    "hit": hit,
-                    "after_seconds": round(moment, 1),
-                    "exit_status": process.returncode,
-                    "verdict": said.startswith("vllm-compat: run "),
-                    "launcher_hit": any(each.startswith("launcher") for each in hit),
-                    "samples": len(files),
-                    "torn": [path.name for path in files if not is_whole(path)],
-                    "gaps": numbers != list(range(len(numbers))),
-                    "processes_left": len(left),
-                    "shared_memory_left": len([name for name in memory if os.path.exists(name)]),
-                }
-            )
-            self.write()
         return process.returncode == 0
 
+    def wait(
+        self, process: subprocess.Popen[bytes], out: Path, token: str, *, disturb: bool
+    ) -> tuple[float, set[str]]:
+        """Wait for the moment of a kill, or for the end; return the seconds, and memory seen so far."""
+        # Half of the kills come at any moment, half while samples are written: a small part of a run.
+        there = len(list(out.glob("data_*.pt")))
+        moment, files = self.chance.uniform(0, float((self.work / "seconds").read_text())), SAMPLES
+        if there < SAMPLES - 1 and self.chance.random() < 0.5:
+            moment, files = LIMIT, self.chance.randint(there, SAMPLES - 2)
+        if not disturb:
+            moment, files = LIMIT, SAMPLES
+        memory: set[str] = set()
+        begin, looked = time.monotonic(), 0.0
+        while time.monotonic() - begin < moment and process.poll() is None:
+            if time.monotonic() - looked > 0.5:
+                memory |= shared_memory(members(token, process.pid))
+                looked = time.monotonic()
+            if files < SAMPLES and len(list(out.glob("data_*.pt"))) > files:
+                break
+            time.sleep(0.02)
+        return time.monotonic() - begin, memory | shared_memory(members(token, process.pid))
+
     def kill(self, token: str, launcher: int) -> list[str]:
-        """Kill one or two processes of a run; return which, by which signal."""
-        roles = {pid: role_of(pid, launcher) for pid in members(token)}
+        """Kill one to three processes of a run; return which, by which signal."""
+        roles = {pid: role_of(pid, launcher) for pid in members(token, launcher)}
         wanted = self.chance.choice(["launcher", "program", "worker", "worker"])
         chosen = [pid for pid, role in roles.items() if role == wanted] or list(roles)
+        if not chosen:
+            return []
         victims = self.chance.sample(chosen, 1)
-        if self.chance.random() < 0.25 and len(roles) > 1:
+        while len(victims) < min(3, len(roles)) and self.chance.random() < 0.5:
             victims.append(self.chance.choice([pid for pid in roles if pid not in victims]))
         hit = []
         for pid in victims:
@@ -176,52 +222,52 @@ class Campaign:
                 hit.append(f"{roles[pid]} {how.name}")
         return hit
 
-    def compare(self, out: Path) -> None:
+    def compare(self, out: Path, number: int) -> None:
         """Compare a finished series with the undisturbed run."""
-        number = len(self.record["series"])
         kills = sum(entry["series"] == number for entry in self.record["entries"])
         done = self.paths.run(["-c", COMPARE, self.work / "undisturbed", out], timeout=LIMIT)
         found = json.loads(done.stdout.strip().splitlines()[-1]) if not done.returncode else {}
-        self.record["series"].append({"kills": kills, **(found or {"error": done.stderr[-500:]})})
-        self.write()
+        with self.lock:
+            self.record["series"].append(
+                {"number": number, "kills": kills, **(found or {"error": done.stderr[-500:]})}
+            )
+            self.write()
 
     def write(self) -> None:
-        """Write the record as a whole."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.record, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        """Write the record."""
+        campaign_record.put(self.path, self.record)
 
 
-def members(token: str) -> list[int]:
-    """Return the processes that have a run's token in their environment."""
+def members(token: str, launcher: int) -> list[int]:
+    """Return the processes of a run: those of its session, and those with its token.
+
+    The token alone does not find vLLM's workers: setproctitle writes their titles over what they show
+    of their environment.
+    """
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if token.encode() in path.read_bytes() and state_of(int(path.parent.name)) not in "ZX":
-                found.append(int(path.parent.name))
+            fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            if fields[0] in "ZX":
+                continue
+            if int(fields[3]) == launcher or token.encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
     return sorted(found)
 
 
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state, X where it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
-
-
 def role_of(pid: int, launcher: int) -> str:
-    """Return what a process of a run is."""
+    """Return what a process of a run is: launcher, program, worker, tracker or other."""
     if pid == launcher:
         return "launcher"
     with suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        if any("resource_tracker" in word for word in words):
+            return "tracker"
+        if words[0].startswith("VLLM::") or any("spawn_main" in word for word in words):
+            return "worker"
         if any(word.endswith("extract.py") for word in words):
             return "program" if parent == launcher else "worker"
-        if any("spawn_main" in word or "Worker" in word for word in words):
-            return "worker"
     return "other"
 
 
@@ -240,8 +286,9 @@ def shared_memory(pids: list[int]) -> set[str]:
 def main() -> int:
     """Run the campaign until it has as many kills as wanted, or the time is over."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=200, help="processes to hit")
     parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--at-once", type=int, default=1, help="series under way at once")
     parser.add_argument("--vllm", default="0.16.0")
     parser.add_argument("--speculators", default="0.3.0")
     parser.add_argument("--work", type=Path, default=Path("/tmp/vllm-compat-kills"))
@@ -250,15 +297,13 @@ def main() -> int:
     campaign = Campaign(ensure(options.vllm, options.speculators), options.work, options.record)
     campaign.prepare()
     end = time.monotonic() + 60 * options.minutes
-    entries = campaign.record["entries"]
-    while len(entries) < options.kills and time.monotonic() < end:
-        out = options.work / f"series-{len(campaign.record['series'])}"
-        finished = False
-        while not finished and time.monotonic() < end:
-            finished = campaign.one(out)
-            print(f"{len(entries)} kills, last: {entries[-1] if entries else None}", flush=True)
-        if finished:
-            campaign.compare(out)
+
+    def work(_: int) -> None:
+        while campaign.hits < options.kills and time.monotonic() < end:
+            campaign.go_on(campaign.pick(), options.kills, end)
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(work, range(options.at_once)))
     campaign.write()
     return 0
 

@@ -64,8 +64,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 LEFT_OUT = pytest.StashKey[int]()
 WORKER_PROC = """
 
+class WorkerWrapperBase:
+    def __init__(self, vllm_config=None) -> None:
+        self.vllm_config = vllm_config
+
+    def init_device(self) -> None: ...
+
+
 class WorkerProc:
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, vllm_config=None) -> None:
         self.rank = rank
 """
 TQDM = """

@@ -212,4 +212,4 @@ def test_a_check_that_meddles_is_seen(line: str, meddles: bool) -> None:
 
 
 def test_whatever_ends_requests_or_workers_can_be_switched_off() -> None:
-    assert {"clean_scheduler", "shut_down"} <= set(features.names())
+    assert {"clean_scheduler", "shut_down", "end_orphans"} <= set(features.names())

@@ -378,6 +378,22 @@ def test_a_program_that_never_came_through_the_bootstrap_is_no_success(launcher:
     assert "vllm_compat was never in force in it, so nothing that it wrote" in done.stderr
 
 
+def test_a_record_whose_folder_vanishes_is_not_told_as_one_that_never_was(launcher: Launcher) -> None:
+    """Seen: with TMPDIR gone, the verdict blamed the bootstrap of a run that it had been in force in."""
+    program = launcher.write(
+        """
+        import os, shutil
+        shutil.rmtree(os.path.dirname(os.environ["VLLM_COMPAT_RECORD"]))
+        """
+    )
+    done = launcher.run(program)
+    assert done.returncode == 1
+    assert "the folder of its record (" in done.stderr
+    assert "has vanished meanwhile" in done.stderr
+    assert "never in force" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [

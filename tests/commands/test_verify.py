@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +39,7 @@ from vllm_compat.commands.verify import (
     stock_order,
     verify_directory,
 )
-from vllm_compat.errors import UsageError
+from vllm_compat.errors import UsageError, VllmCompatError
 
 CAP = 600
 USER, ROLE, ANSWER, END = 7, 8, 9, 10
@@ -619,6 +621,57 @@ class TestSettingAside:
         with pytest.raises(UsageError, match=r"data_4.pt has changed"):
             repair(seen)
 
+    @pytest.mark.parametrize("when", ["backup full", "folder read-only"])
+    def test_a_disk_that_fails_leaves_all_as_it_was_and_the_same_can_be_done_again(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    ) -> None:
+        """Seen: a backup that was full kept a part, and the same command was refused for it."""
+        move = shutil.move
+
+        def fail(source: Path, target: Path) -> None:
+            if source.name != "data_5.pt":
+                move(source, target)
+                return
+            # As shutil.move does across disks: it copies, then takes the original away.
+            target.write_bytes(b"" if when == "backup full" else source.read_bytes())
+            raise OSError(28, "No space left on device")
+
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        backup = folder.parent / "backup"
+        monkeypatch.setattr(shutil, "move", fail)
+        with pytest.raises(VllmCompatError, match=r"No space left .* everything is as it was"):
+            repair(self.faulty(folder, 2, 5), backup=backup)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        assert not backup.exists()
+        monkeypatch.undo()
+        for path in folder.iterdir():
+            os.utime(path, (1000, 1000))
+        assert repair(self.faulty(folder, 2, 5), backup=backup).exit_status == 0
+
+    def test_a_backup_below_a_file_changes_nothing(self, folder: Path) -> None:
+        (folder.parent / "file").touch()
+        with pytest.raises(VllmCompatError, match="everything is as it was"):
+            repair(self.faulty(folder, 2), backup=folder.parent / "file" / "backup")
+
+    def test_what_cannot_be_moved_back_is_told(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        move = shutil.move
+
+        def fail(source: Path, target: Path) -> None:
+            if source.name == "data_5.pt" or target.parent == folder:
+                raise OSError(30, "Read-only file system")
+            move(source, target)
+
+        monkeypatch.setattr(shutil, "move", fail)
+        monkeypatch.setattr(shutil, "copy2", fail)
+        monkeypatch.setattr(os, "replace", fail)
+        backup = folder.parent / "backup"
+        with pytest.raises(VllmCompatError, match=r"stopped half-way .* move what is in .*backup back"):
+            repair(self.faulty(folder, 2, 5), backup=backup)
+        assert (backup / "data_2.pt").read_bytes() == b"\x02"
+        assert (folder / "data_5.pt").read_bytes() == b"\x05"
+
     def test_a_backup_that_the_trainer_would_read(self, folder: Path) -> None:
         with pytest.raises(UsageError, match="lies in"):
             repair(self.faulty(folder, 2), backup=folder / "backup")
@@ -861,3 +914,26 @@ class TestFiles:
         kept = torch.load(tmp_path / "originals" / moved, weights_only=True)
         assert kept["loss_mask"].tolist() == stored[int(moved[5:-3])].mask
         assert not list(folder.glob(".*"))
+
+    def test_a_full_disk_leaves_the_masks_as_they_were(
+        self, torch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """torch makes a RuntimeError of a full disk."""
+        folder = tmp_path / "out"
+        folder.mkdir()
+        for index, file in extract(conversations(48, seed=10), 16).items():
+            self.save(torch, folder / f"data_{index}.pt", file)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        save, count = torch.save, itertools.count()
+
+        def fail(data: Any, target: Path) -> None:
+            save(data, target)
+            if next(count) == 2:
+                os.truncate(target, 100)
+                raise RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos")
+
+        monkeypatch.setattr(torch, "save", fail)
+        with pytest.raises(VllmCompatError, match="everything is as it was"):
+            repair(verify_directory(folder), backup=tmp_path / "originals", settled_s=0)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        assert not (tmp_path / "originals").exists()

@@ -118,7 +118,7 @@ def test_status_tells_every_patch_and_its_owner(site: Site) -> None:
     assert 0 < held["seconds"] < 30
     owners = [owner for owner, _, _ in held["patches"]]
     checks = {"check: batch", "check: ranks"}
-    features = {"clean_scheduler", "shut_down", "atomic_save", "save_backlog"}
+    features = {"clean_scheduler", "shut_down", "end_orphans", "atomic_save", "save_backlog"}
     dataset = {"check: dataset"} & set(owners)
     assert set(owners) == {*held["adapters"], *checks, *dataset, *features}
     first = min(owners.index(name) for name in checks) - 1

@@ -113,6 +113,14 @@ def test_a_folder_that_cannot_be_changed_is_said(
         resume_samples.prepare(tmp_path)
 
 
+def test_a_folder_below_a_file_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    """Seen: the advice was to mend left_out.json, of which nobody had heard."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"output folder .*out cannot be there") as refused:
+        resume_samples.prepare(tmp_path / "file" / "out")
+    assert "--leave-out" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "folder"),
     [

@@ -54,6 +54,10 @@ OWN = {
         f"{GENERATOR}:VllmHiddenStatesGenerator.__init__",
         "vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__",
     },
+    "end_orphans": {
+        "vllm.v1.executor.multiproc_executor:WorkerProc.__init__",
+        "vllm.v1.executor.multiproc_executor:WorkerWrapperBase.init_device",
+    },
     "atomic_save": {"torch:save", f"{GENERATOR}:VllmHiddenStatesGenerator.generate"},
     "save_backlog": {
         "concurrent.futures.thread:ThreadPoolExecutor.submit",

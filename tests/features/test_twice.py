@@ -25,6 +25,7 @@ def record(**more: Any) -> dict[str, Any]:
 EXPECTED: dict[str, list[Any]] = {
     "clean_scheduler": [[["r0"]], [], [["r0"]]],
     "shut_down": [1, 0, 0, 1],
+    "end_orphans": [1, 0, 0, 1],
     "atomic_save": [
         *("saved", ["computed"]),
         *("data_N.pt failed", "No further batch is extracted"),

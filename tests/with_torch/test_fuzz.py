@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
@@ -24,3 +27,15 @@ def test_nothing_from_outside_ends_in_a_traceback(name: str) -> None:
         assert judge_one(target, value) in ("taken", "refused in words")
 
     tried()
+
+
+def test_the_campaign_can_be_started() -> None:
+    """Seen: a module had moved, and no test imported the script."""
+    scripts = str(Path(__file__).parents[2] / "scripts")
+    sys.path.append(scripts)
+    try:
+        import campaign_fuzz
+
+        assert set(campaign_fuzz.TARGETS) == set(TARGETS)
+    finally:
+        sys.path.remove(scripts)

@@ -25,13 +25,14 @@ def registry() -> tuple[Feature, ...]:
     """
     from vllm_compat.features.atomic_save import AtomicSave
     from vllm_compat.features.clean_scheduler import CleanScheduler
+    from vllm_compat.features.end_orphans import EndOrphans
     from vllm_compat.features.leave_out import LeaveOut
     from vllm_compat.features.progress import Progress
     from vllm_compat.features.resume_samples import ResumeSamples
     from vllm_compat.features.save_backlog import SaveBacklog
     from vllm_compat.features.shut_down import ShutDown
 
-    inner = CleanScheduler(), ShutDown(), AtomicSave(), SaveBacklog()
+    inner = CleanScheduler(), ShutDown(), EndOrphans(), AtomicSave(), SaveBacklog()
     return *inner, Progress(), ResumeSamples(), LeaveOut()
 
 

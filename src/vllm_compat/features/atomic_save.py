@@ -205,7 +205,7 @@ def _failed(saves: Saves, state: _Folder, index: int, path: str, error: BaseExce
     if not isinstance(error, Exception):
         return error
     folder, name = os.path.split(path)
-    cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].rstrip('.')}"
     try:
         free = shutil.disk_usage(folder).free
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or free < 2**20

@@ -114,6 +114,10 @@ def prepare(path: Path, *, start: int = 0, leave_out: Collection[int] = ()) -> F
     """
     try:
         asked = numbering.read_list(path) | frozenset(leave_out)
+    except NotADirectoryError as error:
+        raise UsageError(
+            f"The output folder {path} cannot be there: a part of that name is no folder ({error})."
+        ) from error
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path / numbering.LIST} cannot be read ({error}): mend it, or take it away and name its"

@@ -16,6 +16,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import types
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ import vllm_compat
 from vllm_compat import checks
 from vllm_compat.checks import batch
 from vllm_compat.errors import GuardError
-from vllm_compat.features import atomic_save, save_backlog
+from vllm_compat.features import atomic_save, end_orphans, save_backlog
 from vllm_compat.runtime import context, run_record
 
 FOLDER = Path(sys.argv[1])
@@ -180,6 +181,40 @@ def use_shut_down(number: int) -> list[Any]:
         vllm_compat.apply()
     finally:
         atexit.register, atexit.unregister = born
+    return seen
+
+
+def use_end_orphans(number: int) -> list[Any]:
+    """The thread that looks for the driver goes with the revert; nothing starts one without the plan."""
+    config = types.SimpleNamespace(
+        parallel_config=types.SimpleNamespace(worker_extension_cls="speculators.Extension")
+    )
+    born = end_orphans.multiprocessing
+    # This process pretends to be a worker, and its own parent, which lives, to be the driver.
+    parent = types.SimpleNamespace(pid=os.getppid())
+    end_orphans.multiprocessing = types.SimpleNamespace(parent_process=lambda: parent)
+
+    def watched() -> int:
+        WorkerProc(vllm_config=config)
+        deadline = time.monotonic() + 5  # a thread that was told to stop needs a moment
+        while time.monotonic() < deadline and not vllm_compat.status().in_force and count():
+            time.sleep(0.01)
+        return count()
+
+    def count() -> int:
+        return sum(thread.name == end_orphans.THREAD for thread in threading.enumerate())
+
+    try:
+        seen = [watched()]
+        vllm_compat.revert()
+        seen += [watched(), watched()]
+        vllm_compat.apply()
+        seen.append(watched())
+        vllm_compat.revert()
+        watched()
+        vllm_compat.apply()
+    finally:
+        end_orphans.multiprocessing = born
     return seen
 
 

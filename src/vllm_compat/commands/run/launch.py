@@ -118,6 +118,7 @@ class Outcome:
         resume: The command that goes on where this run has ended, if there is one.
         saved: What lies whole in the output folder, for people; told of a run that was killed, whose
             record is as old as its last writing.
+        vanished: The folder of the record, where that is gone, and the record with it.
     """
 
     returncode: int
@@ -129,6 +130,7 @@ class Outcome:
     kept: str = ""
     resume: str = ""
     saved: str = ""
+    vanished: str = ""
 
     @property
     def right(self) -> bool:
@@ -244,6 +246,12 @@ def _ending(outcome: Outcome) -> str:
         return ended
     if record is not None and not record.get("started", True):
         return f"run refused before the program started, exit status {outcome.returncode}."
+    if record is None and outcome.vanished:
+        return (
+            f"run failed: the program ended with exit status {outcome.returncode} {after}, and the"
+            f" folder of its record ({outcome.vanished}) has vanished meanwhile, so that nothing tells"
+            " whether its checks have passed."
+        )
     if record is None:
         return (
             f"run failed: the program ended with exit status {outcome.returncode} {after}, but "
@@ -506,6 +514,7 @@ def _supervise(
         leftovers=leftovers,
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",
+        vanished="" if record.parent.is_dir() else str(record.parent),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -95,19 +95,71 @@ def _carry_out(
     moved: Iterable[str],
     masks: Mapping[str, tuple[str, bytes, int]],
 ) -> None:
-    """Move what is set aside to the backup folder, and put reordered masks into their files."""
+    """Move what is set aside to the backup folder, and put reordered masks into their files.
+
+    Raises:
+        VllmCompatError: A disk is full, read-only or gone; what was done has been taken back.
+    """
+    made = [path for path in (target, *target.parents) if not path.exists()]
+    done: set[str] = set()
     try:
         target.mkdir(parents=True)
         (target / "repair.json").write_text(render_repair(result, "json"))
         for name in sorted(moved):
             shutil.move(folder / name, target / name)
+            done.add(name)
         for name, (_, mask, _) in masks.items():
             _replace_mask(folder, target, name, mask)
-    except OSError as error:
+            done.add(name)
+    except (OSError, RuntimeError) as error:  # torch makes a RuntimeError of a full disk
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        if _take_back(folder, target, [*moved, *masks], done, made):
+            raise VllmCompatError(
+                f"The repair of {folder} failed ({said}), and everything is as it was: see to it that"
+                f" the folder and {target} can be written to, and start again."
+            ) from error
         raise VllmCompatError(
-            f"The repair of {folder} stopped half-way ({error}): move what is in {target} back"
+            f"The repair of {folder} stopped half-way ({said}): move what is in {target} back"
             " and start again."
         ) from error
+
+
+def _take_back(
+    folder: Path, target: Path, names: Iterable[str], done: Collection[str], made: Iterable[Path]
+) -> bool:
+    """Put the originals back that were exchanged or moved; return whether that went well.
+
+    ``names`` are all that were to be changed, ``done`` those that were, ``made`` the backup folder and
+    those above it that were not there before, the inner ones first.
+    """
+    try:
+        for name in names if target.is_dir() else ():
+            if name in done:
+                _put_back(target / name, folder / name)
+            elif (folder / name).exists():  # what else has the name is a copy, or a part of one
+                (target / name).unlink(missing_ok=True)
+            fresh = folder / f".{name}.repairing"
+            if fresh.exists():  # a disk that is read-only refuses even to remove what is not there
+                fresh.unlink()
+        if target.is_dir():
+            (target / "repair.json").unlink(missing_ok=True)
+        for path in made:
+            if path.exists():
+                path.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _put_back(original: Path, place: Path) -> None:
+    """Give an original its place again, which is never without a whole file."""
+    try:
+        os.replace(original, place)
+    except OSError:  # the backup lies on another disk
+        fresh = place.with_name(f".{place.name}.repairing")
+        shutil.copy2(original, fresh)
+        os.replace(fresh, place)
+        original.unlink()
 
 
 def _refuse_unsettled(folder: Path, report: Report, settled_s: float) -> None:
