@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
 from tests.with_torch.fuzz import TARGETS, judge_one  # noqa: E402
 
-from vllm_compat.trial import origin  # noqa: E402
+from vllm_compat.trial import stamp  # noqa: E402
 
 
 def tried(name: str, examples: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def main() -> int:
     for name in TARGETS:
         found[name] = tried(name, options.examples)
         print(name, found[name], flush=True)
-    record = {"kind": "fuzz", "vllm_compat": origin.made_by(), "targets": found}
+    record = {"kind": "fuzz", "vllm_compat": stamp.made_by(), "targets": found}
     options.record.parent.mkdir(parents=True, exist_ok=True)
     options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 1 if any(each["wrong"] for each in found.values()) else 0
