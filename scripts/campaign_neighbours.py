@@ -94,7 +94,7 @@ def main() -> int:
                 missing.add(neighbour.name)
                 continue
             for program in neighbour.programs:
-                for method in METHODS:
+                for method in METHODS if program != "child" else METHODS[1:]:
                     key = key_of(neighbour, program, method)
                     old = campaign.record["entries"].get(key)
                     wanted = old is None or (

@@ -329,7 +329,7 @@ STDLIB = [
                "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])\n"},
         inner=("start.py",),
         programs=("script",),
-        seen=SAID,
+        refused="has built a generator; where the program starts another one",
     ),
     Neighbour(
         name="a usercustomize",

@@ -37,6 +37,7 @@ TOOLS = [
         inner=("{bin}/opentelemetry-instrument", "{python}"),
         environ=QUIET,
         programs=("script", "child"),
+        refused="has built a generator; where the program starts another one",
     ),
     tool("ddtrace-run around the launcher", "ddtrace", outer=("{bin}/ddtrace-run", "{python}")),
     tool(

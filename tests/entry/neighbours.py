@@ -75,7 +75,8 @@ if __name__ == "__main__":
 """
 CHILD = """
 import subprocess, sys
-sys.exit(subprocess.call([sys.executable, "program.py"]))
+if __name__ == "__main__":
+    sys.exit(subprocess.call([sys.executable, "program.py"]))
 """
 PROGRAMS = ("script", "child", "apply")
 METHODS = ("fork", "spawn")
@@ -232,6 +233,11 @@ def tried(
     return judged(done, neighbour, wanted)
 
 
+def _tracebacks(told: str) -> str:
+    """Return the lines of tracebacks that name a file."""
+    return "\n".join(line for line in told.splitlines() if line.lstrip().startswith('File "'))
+
+
 def judged(
     done: subprocess.CompletedProcess[str], neighbour: Neighbour, wanted: list[set[str]]
 ) -> Outcome:
@@ -240,7 +246,7 @@ def judged(
     last = (told.strip().splitlines() or [""])[-1][:300]
     held = patched(done)
     if neighbour.refused:
-        words = neighbour.refused in told and "Traceback" not in told
+        words = neighbour.refused in told and "/vllm_compat/" not in _tracebacks(told)
         if held is None and done.returncode and words:
             return Outcome(REFUSED)
         return Outcome(WRONG, f"not refused in words, status {done.returncode}: {last}")

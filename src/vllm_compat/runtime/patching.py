@@ -17,6 +17,7 @@ import importlib.util
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Patch:
     """Off once it has been taken back, for what had to stay in the chain."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Held:
     """What all views of one transaction share."""
 
@@ -58,6 +59,22 @@ class _Held:
     active: bool = True
     failure: str | None = None
     lock: Any = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        _held.add(self)
+
+
+_held: weakref.WeakSet[_Held] = weakref.WeakSet()
+"""What the transactions of this process share, as long as one of them is there."""
+
+
+def _in_child() -> None:
+    """Give each transaction a lock that nobody holds: a thread that did is not in this process."""
+    for each in list(_held):
+        each.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Transaction:

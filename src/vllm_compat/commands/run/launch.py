@@ -114,6 +114,7 @@ class Outcome:
         leftovers: The processes that outlived it and were ended, each as `PID (command)`.
         cause: The first error that a process met, with the name of the process.
         of_worker: Whether that was a worker.
+        built: Whether a process in which vllm_compat is in force has begun to build a generator.
         kept: Where the record and the log are, for people.
         resume: The command that goes on where this run has ended, if there is one.
         saved: What lies whole in the output folder, for people; told of a run that was killed, whose
@@ -126,6 +127,7 @@ class Outcome:
     leftovers: tuple[str, ...] = ()
     cause: str = ""
     of_worker: bool = False
+    built: bool = True
     kept: str = ""
     resume: str = ""
     saved: str = ""
@@ -269,7 +271,7 @@ def _why(outcome: Outcome) -> list[str]:
         told = [f"Its record, up to 10 s older, says: {summary}"] if summary else []
         return [outcome.saved, *(told if not outcome.cause else [f"First cause: {outcome.cause}."])]
     if outcome.right or not outcome.cause:
-        return [summary] if summary else []
+        return [sentence for sentence in (summary, _past_us(outcome)) if sentence]
     failure = str(record.get("failure") or "")
     if failure and not outcome.of_worker:
         return [summary]  # the same error, where it came up first
@@ -279,6 +281,20 @@ def _why(outcome: Outcome) -> list[str]:
     if record.get("extracted"):
         parts.append(f"Before it: {record['extracted']}.")
     return parts
+
+
+def _past_us(outcome: Outcome) -> str:
+    """Return the sentence on a program that has failed where nobody saw it; nothing where that is not so."""
+    record = outcome.record or {}
+    if outcome.built or outcome.returncode <= 0 or record.get("samples") or not record.get("plan"):
+        return ""
+    return (
+        "No process that vllm_compat is in force in has built a generator; where the program starts"
+        " another one that does, that one has not imported the sitecustomize in"
+        f" {env.bootstrap_directory()}: leave out Python's -I, -E and -S there, and give a launcher that"
+        " puts a sitecustomize of its own in front (opentelemetry-instrument) `python -m vllm_compat run`"
+        " to start, not the other way round."
+    )
 
 
 def _exit_status(outcome: Outcome) -> int:
@@ -506,6 +522,7 @@ def _supervise(
         leftovers=leftovers,
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",
+        built=any("model" in process.said for process in processes),
     )
 
 
