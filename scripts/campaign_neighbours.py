@@ -2,9 +2,9 @@
 
     python3 scripts/campaign_neighbours.py [--again] [--only TEXT] [--minutes M]
 
-Launchers, tracers, debuggers, notebooks, somebody's `sitecustomize`, wrappers over the same methods: each
-is put beside a program that builds the FAKE downstream's generator with two workers, under the launcher,
-as a child of a launched program, and with `apply()`; with forked and with spawned workers
+Launchers, tracers, debuggers, notebooks, somebody's `sitecustomize`, wrappers over the same methods: one
+at a time is put beside a program that builds the FAKE downstream's generator with two workers, under
+the launcher, as a child of a launched program, and with `apply()`; with forked and with spawned workers
 (``tests/entry/neighbours.py`` holds the judge). Tools that are tried are installed beside this
 interpreter (wrapt packaging pytest opentelemetry-distro ddtrace coverage debugpy ipython ipykernel
 nbclient uv); one that is missing is counted as not tried.
@@ -94,12 +94,10 @@ def main() -> int:
                 missing.add(neighbour.name)
                 continue
             for program in neighbour.programs:
-                for method in METHODS if program != "child" else METHODS[1:]:
+                for method in neighbour.methods if program != "child" else METHODS[1:]:
                     key = key_of(neighbour, program, method)
                     old = campaign.record["entries"].get(key)
-                    wanted = old is None or (
-                        options.again and old["outcome"] in ("wrong", "lost")
-                    )
+                    wanted = old is None or (options.again and old["outcome"] in ("wrong", "lost"))
                     if wanted and options.only in key and time.monotonic() < until:
                         print(key, campaign.one(neighbour, program, method), flush=True)
         campaign.record["not_tried"] = sorted(missing)

@@ -17,8 +17,6 @@ PLUGINS = "other plugins of vLLM"
 SAID = "NEIGHBOUR"
 SAY = f"import sys; print('{SAID}', file=sys.stderr, flush=True)\n"
 
-FRONT = "{folder}/front"
-
 
 def option(*words: str, **more: object) -> Neighbour:
     name = " ".join(words)
@@ -70,9 +68,6 @@ class EditableFinder:
 sys.meta_path.append(EditableFinder)
 """
 
-HAS_USER_SITE = {"PYTHONUSERBASE": "{folder}/user"}
-USER = "user/lib/python{version}/site-packages"
-
 
 def site_of(name: str, source: str, **more: object) -> Neighbour:
     """Return a case with somebody's `sitecustomize` on `PYTHONPATH`, behind ours."""
@@ -93,29 +88,38 @@ def pth(name: str, source: str, **more: object) -> Neighbour:
     )
 
 
-def wrapper(name: str, source: str, *, after: bool = True) -> list[Neighbour]:
-    """Return cases with a wrapper of the program's own, put on before and after `apply()`."""
-    place = "after" if after else "before"
-    imports = "from vllm.v1.core.sched.scheduler import Scheduler\nimport functools, wrapt\n"
-    text = imports + source + "\n" + SAY
-    return [
-        Neighbour(
-            name=f"{name}, {place} ours",
+def wrapper(name: str, source: str, *, after: bool = True) -> Neighbour:
+    """Return the case of a wrapper of the program's own, put on before or after `apply()`."""
+    text = (
+        f"from vllm.v1.core.sched.scheduler import Scheduler\nimport functools, wrapt\n{source}\n{SAY}"
+    )
+    if after:
+        return Neighbour(
+            name=f"{name}, after ours",
             kind=WRAPPERS,
             seen=SAID,
-            programs=("script", "apply") if after else ("apply",),
-            **({"after": text} if after else {"before": text}),  # type: ignore[arg-type]
+            programs=("script", "apply"),
+            after=text,
         )
-    ]
+    return Neighbour(
+        name=f"{name}, before ours",
+        kind=WRAPPERS,
+        seen=SAID,
+        programs=("apply",),
+        before=text,
+        # What takes any argument does not confirm the plan, which was read from source.
+        refused="does not fit this process" if source is BOUND else "",
+    )
 
 
 PLAIN = """
-_theirs = Scheduler.schedule
-def schedule(self, *args, **kwargs):
-    return _theirs(self, *args, **kwargs)
-Scheduler.schedule = schedule
+def _over(theirs):
+    def schedule(self, *args, **kwargs):
+        return theirs(self, *args, **kwargs)
+    return schedule
+Scheduler.schedule = _over(Scheduler.schedule)
 """
-NAMED = PLAIN.replace("def schedule", "@functools.wraps(_theirs)\ndef schedule")
+NAMED = PLAIN.replace("    def schedule", "    @functools.wraps(theirs)\n    def schedule")
 WRAPT = """
 @wrapt.decorator
 def _watch(wrapped, instance, args, kwargs):
@@ -126,19 +130,16 @@ WRAPT_IN_PLACE = """
 wrapt.wrap_function_wrapper("vllm.v1.core.sched.scheduler", "Scheduler.schedule",
                             lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
 """
-PARTIAL = """
-Scheduler.schedule = functools.partialmethod(Scheduler.schedule)
-"""
-MOCK = """
-from unittest import mock
-mock.patch.object(Scheduler, "schedule", wraps=Scheduler.schedule).start()
-"""
-TWICE = PLAIN + "_first = Scheduler.schedule\nScheduler.schedule = lambda self: _first(self)\n"
+TWICE = PLAIN + "Scheduler.schedule = _over(Scheduler.schedule)\n"
 BOUND = """
 import speculators.data_generation.vllm_hidden_states_generator as generator
-_theirs = generator.get_kv_cache_config_from_groups
-generator.get_kv_cache_config_from_groups = lambda *args, **kwargs: _theirs(*args, **kwargs)
+def _around(theirs):
+    return lambda *args, **kwargs: theirs(*args, **kwargs)
+generator.get_kv_cache_config_from_groups = _around(generator.get_kv_cache_config_from_groups)
 """
+BOUND_NAMED = BOUND.replace("return lambda", "return functools.wraps(theirs)(lambda").replace(
+    "s)\ngen", "s))\ngen"
+)
 
 
 def wrappers() -> list[Neighbour]:
@@ -150,8 +151,9 @@ def wrappers() -> list[Neighbour]:
         ("wrapt in place", WRAPT_IN_PLACE),
         ("two plain functions", TWICE),
         ("a function over a name that the downstream has bound", BOUND),
+        ("functools.wraps over a name that the downstream has bound", BOUND_NAMED),
     ):
-        found += [*wrapper(name, source), *wrapper(name, source, after=False)]
+        found += [wrapper(name, source), wrapper(name, source, after=False)]
     return found
 
 
@@ -164,8 +166,10 @@ PLUGIN_BODY = {
         "    theirs = E._get_captured_states\n"
         "    E._get_captured_states = lambda self: theirs(self)\n    " + SAY
     ),
-    "that forks": "def load():\n    import os\n    pid = os.fork()\n    if not pid:\n        os._exit(0)\n"
-    "    os.waitpid(pid, 0)\n    " + SAY,
+    "that forks": (
+        "def load():\n    import os\n    pid = os.fork()\n    if not pid:\n        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n    " + SAY
+    ),
 }
 
 
@@ -180,9 +184,13 @@ def plugin(name: str, place: str) -> Neighbour:
             f"{place}_plugin-1.0.dist-info/entry_points.txt": "[vllm.general_plugins]\n"
             "theirs = their_plugin:load\n",
         },
-        seen=SAID if name != "that raises" else "",
+        seen=SAID,
+        # vLLM does not guard the call of a plugin: this one ends each worker, with and without us.
+        refused="RuntimeError: theirs" if name == "that raises" else "",
     )
 
+
+EMPTIES = "import os; os.environ.pop('PYTHONPATH', None)\n" + SAY
 
 STDLIB = [
     option("-P"),
@@ -199,7 +207,7 @@ STDLIB = [
     option("-W", "error"),
     option("-I", refused="start the launcher without them", programs=("script",), own_environment=True),
     option("-E", refused="start the launcher without them", programs=("script",), own_environment=True),
-    option("-S", refused="", programs=("script",)),
+    option("-S", refused="start the launcher without them", programs=("script",)),
     variable("PYTHONSAFEPATH", "1"),
     variable("PYTHONWARNINGS", "error"),
     variable("PYTHONOPTIMIZE", "2"),
@@ -220,7 +228,8 @@ STDLIB = [
     variable("VLLM_PLUGINS", "", programs=("script", "child")),
     variable("VLLM_PLUGINS", "lora_filesystem_resolver", programs=("script", "child")),
     variable("VLLM_PLUGINS", "lora", programs=("apply",), refused="set VLLM_PLUGINS="),
-    Neighbour(name="python -m", kind=STARTED, inner=("-m",), program="program", programs=("script", "apply")),
+    Neighbour(name="python -m", kind=STARTED, inner=("-m",), program="program",
+              programs=("script", "apply")),
     Neighbour(
         name="a package with __main__",
         kind=STARTED,
@@ -240,7 +249,8 @@ STDLIB = [
         name="a zipapp", kind=STARTED, prepare=zipped, program="app.pyz", programs=("script", "apply")
     ),
     Neighbour(name="cProfile", kind=STARTED, inner=("-m", "cProfile", "-o", "{folder}/profile")),
-    Neighbour(name="pdb", kind=STARTED, inner=("-m", "pdb", "-c", "continue", "-c", "quit")),
+    Neighbour(name="pdb", kind=STARTED, inner=("-m", "pdb", "-c", "continue", "-c", "quit"),
+              methods=("fork",)),  # without us too, nothing can be spawned under it
     Neighbour(name="trace", kind=STARTED, inner=("-m", "trace", "--count", "-C", "{folder}/counts")),
     Neighbour(
         name="timeout and nice", kind=STARTED, outer=("timeout", "80", "nice", "-n", "1", "{python}")
@@ -258,7 +268,7 @@ STDLIB = [
     ),
     site_of("that raises", "raise ValueError('theirs')\n"),
     site_of("that calls apply()", "import vllm_compat; vllm_compat.apply()\n" + SAY, seen=SAID),
-    site_of("that empties PYTHONPATH", "import os; os.environ.pop('PYTHONPATH', None)\n" + SAY, seen=SAID),
+    site_of("that empties PYTHONPATH", EMPTIES, seen=SAID, own_environment=True),
     site_of(
         "that puts itself in front again",
         "import os\nfirst = os.path.dirname(__file__)\n"
@@ -317,8 +327,12 @@ STDLIB = [
     ),
     site_of("that turns warnings into errors", "import warnings; warnings.simplefilter('error')\n" + SAY,
             seen=SAID),
-    site_of("that closes standard error", "import os; os.close(2)\n", programs=("script", "apply")),
-    site_of("that sets a low recursion limit", "import sys; sys.setrecursionlimit(220)\n" + SAY, seen=SAID),
+    Neighbour(name="standard error closed", kind=STARTED,
+              outer=("bash", "-c", '"$0" "$@" 2>&-', "{python}")),
+    Neighbour(name="standard input closed", kind=STARTED,
+              outer=("bash", "-c", '"$0" "$@" <&-', "{python}")),
+    site_of("that sets a low recursion limit", "import sys; sys.setrecursionlimit(220)\n" + SAY,
+            seen=SAID),
     site_of("that changes the folder", "import os; os.makedirs('{folder}/else', exist_ok=True); "
             "os.chdir('{folder}/else')\n" + SAY, seen=SAID, programs=("apply",)),
     Neighbour(
@@ -335,14 +349,14 @@ STDLIB = [
         name="a usercustomize",
         kind=SITE,
         own_environment=True,
-        environ={"PYTHONUSERBASE": "{folder}/user"},
         files={"usercustomize.py": "import vllm.config\n" + SAY},
         seen=SAID,
     ),
     pth("a .pth that prints", SAY, seen=SAID),
-    pth("a .pth that imports vLLM", "import sys; sys.path.insert(0, '{folder}'); import vllm.config\n" + SAY,
+    pth("a .pth that imports vLLM",
+        "import sys; sys.path.insert(0, '{folder}'); import vllm.config\n" + SAY,
         seen=SAID),
-    pth("a .pth that empties PYTHONPATH", "import os; os.environ.pop('PYTHONPATH', None)\n" + SAY, seen=SAID),
+    pth("a .pth that empties PYTHONPATH", EMPTIES, seen=SAID),
     pth("a .pth that raises", "raise ValueError('theirs')\n"),
     pth("a finder of an editable installation", FINDER, prepare=behind_a_finder),
     *wrappers(),

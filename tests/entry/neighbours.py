@@ -1,9 +1,9 @@
 """Neighbours: whatever else may want a process to itself, and a judge of what came of it.
 
 Each case runs a program that builds the FAKE downstream's generator with two workers, beside one
-neighbour: a launcher, a tracer, somebody's `sitecustomize`, a wrapper over a method that we wrap as well.
-Afterwards every process must hold the very patches that it holds without the neighbour, and the neighbour
-must have done what it does.
+neighbour: a launcher, a tracer, somebody's `sitecustomize`, a wrapper over a method that we wrap as
+well. Afterwards every process must hold the very patches that it holds without the neighbour, and the
+neighbour must have done what it does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def ours(value):
         seen.add(id(value))
         if type(value).__name__ in ("FunctionWrapper", "BoundFunctionWrapper"):
             if str(getattr(value._self_wrapper, "__module__", "")).startswith("vllm_compat"):
-                return True
+                on = value._self_enabled  # off where a worker has taken back what is the driver's alone
+                return on() if callable(on) else on is not False
         if isinstance(value, functools.partial):
             todo.append(value.func)
         for name in ("__wrapped__", "__func__"):
@@ -58,7 +59,9 @@ def probe(worker=None):
                 for k, v in list(vars(value).items()) if own else [(None, value)]:
                     if callable(v) and not isinstance(v, type) and ours(v):
                         found.add(f"{name}:{key}" if k is None else f"{name}:{key}.{k}")
-    return {"pid": os.getpid(), "patched": sorted(found)}
+    packages = ("vllm.", "speculators.", "transformers.")
+    imported = [name for name in sys.modules if name.startswith(packages)]
+    return {"pid": os.getpid(), "patched": sorted(found), "imported": imported}
 '''
 """Looks by itself which functions are wrapped; what `status()` says is not asked."""
 
@@ -81,6 +84,7 @@ if __name__ == "__main__":
 PROGRAMS = ("script", "child", "apply")
 METHODS = ("fork", "spawn")
 LIMIT = 90.0
+INTERNAL = "An internal error"
 GENERATOR = "speculators.data_generation.vllm_hidden_states_generator"
 GENERATE = f"{GENERATOR}:VllmHiddenStatesGenerator.generate"
 SCHEDULE = "vllm.v1.core.sched.scheduler:Scheduler.schedule"
@@ -104,6 +108,7 @@ class Neighbour:
         own_environment: Whether the case has an environment of its own.
         refused: A part of the sentence with which it is refused, if that is right.
         programs: With which programs it is tried.
+        methods: With which ways to start workers it is tried.
         tool: The module that must be installed for it.
         prepare: What else is done to the folder.
         program: The program's name, where it is not `program.py`.
@@ -121,6 +126,7 @@ class Neighbour:
     own_environment: bool = False
     refused: str = ""
     programs: tuple[str, ...] = PROGRAMS
+    methods: tuple[str, ...] = METHODS
     tool: str = ""
     prepare: Callable[[Path], None] | None = None
     program: str = "program.py"
@@ -142,7 +148,7 @@ def make_folder(site: Site, neighbour: Neighbour, program: str) -> None:
     (folder / "program.py").write_text(neighbour.before + "\n" + apply + neighbour.after + "\n" + BODY)
     (folder / "wrapper.py").write_text(CHILD)
     if neighbour.own_environment:
-        make_environment(folder / "environment")
+        make_environment(folder / "environment", folder, SOURCE)
     for name, text in neighbour.files.items():
         path = folder / name.replace("{packages}", str(packages_of(folder / "environment")))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,14 +163,15 @@ def packages_of(environment: Path) -> Path:
     return environment / "lib" / version / "site-packages"
 
 
-def make_environment(environment: Path) -> None:
-    """Make an environment that sees the packages of this one, and user's ones."""
+def make_environment(environment: Path, *folders: Path) -> None:
+    """Make an environment that sees the packages of this one, of these folders, and of its user."""
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", str(environment)],
         check=True,
     )
     base = sysconfig.get_path("purelib")
-    (packages_of(environment) / "base.pth").write_text(base + "\n")
+    lines = [base, *map(str, folders)]
+    (packages_of(environment) / "base.pth").write_text("\n".join(lines) + "\n")
 
 
 def command(folder: Path, neighbour: Neighbour, program: str) -> list[str]:
@@ -204,19 +211,20 @@ def started(
     )
 
 
-def patched(done: subprocess.CompletedProcess[str]) -> list[set[str]] | None:
-    """Return what driver and workers held of patches, as the program saw it; None if it saw nothing."""
+def looked(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]] | None:
+    """Return what the program saw of patches in driver and workers; None if it saw nothing."""
     probes = [line for line in (done.stdout + done.stderr).splitlines() if "PROBE [" in line]
     if not probes:
         return None
     found: list[dict[str, Any]] = json.loads(probes[-1][probes[-1].index("PROBE ") + 6 :])
-    return [set(each["patched"]) for each in found]
+    return found
 
 
 def undisturbed(site: Site, program: str, method: str) -> list[set[str]]:
     """Return what driver and workers hold where there is no neighbour."""
-    held = patched(started(site, Neighbour(name="nobody", kind=""), program, method))
-    assert held is not None
+    seen = looked(started(site, Neighbour(name="nobody", kind=""), program, method))
+    assert seen is not None
+    held = [set(each["patched"]) for each in seen]
     assert {GENERATE, SCHEDULE} <= held[0]
     assert all(CAPTURED in each for each in held[1:])
     return held
@@ -233,29 +241,28 @@ def tried(
     return judged(done, neighbour, wanted)
 
 
-def _tracebacks(told: str) -> str:
-    """Return the lines of tracebacks that name a file."""
-    return "\n".join(line for line in told.splitlines() if line.lstrip().startswith('File "'))
-
-
 def judged(
     done: subprocess.CompletedProcess[str], neighbour: Neighbour, wanted: list[set[str]]
 ) -> Outcome:
     """Say what came of a case from what it has printed."""
     told = done.stdout + done.stderr
     last = (told.strip().splitlines() or [""])[-1][:300]
-    held = patched(done)
+    seen = looked(done)
     if neighbour.refused:
-        words = neighbour.refused in told and "/vllm_compat/" not in _tracebacks(told)
-        if held is None and done.returncode and words:
+        if seen is None and done.returncode and neighbour.refused in told and INTERNAL not in told:
             return Outcome(REFUSED)
         return Outcome(WRONG, f"not refused in words, status {done.returncode}: {last}")
-    if held is None:
+    if seen is None:
         return Outcome(WRONG, f"status {done.returncode}: {last}")
-    for name, want, got in zip(("the driver", "rank 0", "rank 1"), wanted, held, strict=True):
-        if missing := sorted(want - got):
+    for name, want, got in zip(("the driver", "rank 0", "rank 1"), wanted, seen, strict=True):
+        held = set(got["patched"])
+        # What a process has not imported waits to be patched (a worker that imports no main module).
+        here = {place for place in want if place.partition(":")[0] in got["imported"]}
+        if missing := sorted(here - held):
             return Outcome(LOST, f"{name} lacks {missing[0]}, {len(missing)} in all")
-        if more := sorted(got - want):
+        if name != "the driver" and CAPTURED not in held:
+            return Outcome(LOST, f"{name} captures nothing")
+        if more := sorted(held - want):
             return Outcome(WRONG, f"{name} has {more[0]} besides")
     if done.returncode:
         return Outcome(WRONG, f"status {done.returncode}: {last}")

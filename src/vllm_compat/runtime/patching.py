@@ -147,7 +147,9 @@ class Transaction:
                 raise PatchError(f"{target} is not there, although the plan read it from source.")
             live = parent if name == "__init__" else getattr(parent, name)
             if confirm and (disagreement := confirm(live)):
-                raise PatchError(f"{target} is not what the plan read from source: {disagreement}.")
+                raise PatchError(
+                    f"{target} is not what the plan read from source: {disagreement}.{_whose(live)}"
+                )
             self._replace(patch, parent, name, raw, wrapper)
 
         self._enlist(patch, module_name, install)
@@ -366,6 +368,17 @@ class Transaction:
             f"The patch of {patch.owner} does not fit this process, so every patch has been taken back:"
             f" {error}"
         ) from error
+
+
+def _whose(live: Any) -> str:
+    """Return where a function stands, which may be somebody's wrapper, and what to do then."""
+    code = getattr(live, "__code__", None)
+    if code is None:
+        return ""
+    return (
+        f" It stands in {code.co_filename}:{code.co_firstlineno}; a wrapper of yours can be put on after"
+        " vllm_compat.apply(), or say what it takes by functools.wraps."
+    )
 
 
 def _undo(patches: Sequence[Patch]) -> None:

@@ -284,16 +284,16 @@ def _why(outcome: Outcome) -> list[str]:
 
 
 def _past_us(outcome: Outcome) -> str:
-    """Return the sentence on a program that has failed where nobody saw it; nothing where that is not so."""
+    """Return the sentence on a program that has failed where nobody saw it, or nothing."""
     record = outcome.record or {}
     if outcome.built or outcome.returncode <= 0 or record.get("samples") or not record.get("plan"):
         return ""
     return (
         "No process that vllm_compat is in force in has built a generator; where the program starts"
         " another one that does, that one has not imported the sitecustomize in"
-        f" {env.bootstrap_directory()}: leave out Python's -I, -E and -S there, and give a launcher that"
-        " puts a sitecustomize of its own in front (opentelemetry-instrument) `python -m vllm_compat run`"
-        " to start, not the other way round."
+        f" {env.bootstrap_directory()}: leave out Python's -I, -E and -S there, and let a launcher that"
+        " puts a sitecustomize of its own in front (opentelemetry-instrument) start `python -m"
+        " vllm_compat run`, not the other way round."
     )
 
 
@@ -437,6 +437,12 @@ def _command(argv: Sequence[str], *, module: bool) -> list[str]:
             raise UsageError(
                 f"The script {program} does not exist (looked in {os.getcwd()}); nothing was started."
             )
+        if other := _no_python(program):
+            raise UsageError(
+                f"{program} is no Python program ({other}): let it start the launcher, as in"
+                f" `{os.path.basename(program)} … python -m vllm_compat run SCRIPT`; nothing was"
+                " started."
+            )
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UsageError(
             "Python's options -I, -E and -S keep vllm_compat out of the program's processes: "
@@ -448,6 +454,21 @@ def _command(argv: Sequence[str], *, module: bool) -> list[str]:
     if getattr(sys.__stdout__, "write_through", False):
         flags.append("-u")  # leaves no trace in sys.flags
     return [sys.executable, *flags, *(["-m"] if module else []), *argv]
+
+
+def _no_python(program: str) -> str:
+    """Return what a file is that Python cannot run, or nothing; Python tells what it cannot read."""
+    try:
+        with open(program, "rb") as file:
+            first = file.readline(200) if os.path.isfile(program) else b""
+    except OSError:
+        return ""
+    if first.startswith(b"\x7fELF"):
+        return "it is machine code"
+    interpreter = first[2:].decode(errors="replace").strip()
+    if first.startswith(b"#!") and "py" not in interpreter:
+        return f"it is run by {interpreter}"
+    return ""
 
 
 def _environment(options: LaunchOptions, record: Path) -> dict[str, str]:

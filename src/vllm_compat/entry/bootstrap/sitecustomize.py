@@ -40,7 +40,8 @@ def hand_on() -> None:
 def stay_in_front() -> None:
     """Let children come here first, whatever he who was handed on to has made of `PYTHONPATH`.
 
-    Tracers put their own folder back in front of it (OpenTelemetry's does, seen in 0.66b2), and hand on to nobody.
+    Tracers put their own folder back in front of it, and hand on to nobody (OpenTelemetry's, seen in
+    0.66b2).
     """
     here = os.path.dirname(__file__)
     entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
