@@ -11,13 +11,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from tests.advices import advices
 
 import vllm_compat
 from vllm_compat import cli
+from vllm_compat.analysis import misread, server_flow
+from vllm_compat.analysis.surface.recorded import recorded_versions
 from vllm_compat.runtime import env
 
 if TYPE_CHECKING:
@@ -297,6 +302,12 @@ TRIED = {
         "test_advice_a_list_that_cannot_be_read_is_taken_away_and_its_numbers_named"
     ),
     "runtime/env.py: set VLLM_PLUGINS=": "test_advice_the_allow_list_that_is_named_lets_us_in",
+    "analysis/server_flow.py: use vLLM": "test_advice_a_later_release_that_is_named_has_no_such_hazard",
+    "analysis/server_flow.py: use speculators": (
+        "test_advice_a_later_release_that_is_named_has_no_such_hazard"
+    ),
+    "analysis/misread.py: use a vLLM before": "test_advice_a_layer_that_is_refused_is_read_as_it_says",
+    "analysis/misread.py: use tensor": "test_advice_a_layer_that_is_refused_is_read_as_it_says",
     "entry/apply.py: call revert() first": "test_advice_other_options_can_be_had_after_a_revert",
     "commands/run/launch.py: start the launcher without": (
         "test_advice_a_launcher_without_the_options_of_isolation_runs"
@@ -338,3 +349,45 @@ def test_advice_a_launcher_without_the_options_of_isolation_runs(site: Site) -> 
     assert refused.returncode == 2
     assert "start the launcher without them" in refused.stderr
     assert site.run("-m", "vllm_compat", "run", str(program)).stdout == "ran\n"
+
+
+LATER = [
+    (hazard, found[1], found[2])
+    for hazard in server_flow.HAZARDS
+    if (found := re.match(r"use (vLLM|speculators) ([\d.]+) or later", hazard.remedy))
+]
+
+
+@pytest.mark.parametrize(("hazard", "package", "release"), LATER, ids=[row[0].key for row in LATER])
+def test_advice_a_later_release_that_is_named_has_no_such_hazard(
+    hazard: server_flow.Hazard, package: str, release: str
+) -> None:
+    def keys(vllm: str, speculators: str) -> set[str]:
+        kind = hazard.key.partition(".")[0]
+        found = server_flow.hazards_of(speculators, vllm)
+        return {each.key for each in found if each.key.partition(".")[0] == kind}
+
+    old_vllm = next(v for v in recorded_versions() if v in SpecifierSet(hazard.vllm))
+    old = next(v for v in ("0.5.0", "0.6.0", "0.7.0", "0.9.0") if v in SpecifierSet(hazard.downstream))
+    assert hazard.key in keys(old_vllm, old)
+    new = keys(release, old) if package == "vLLM" else keys(old_vllm, release)
+    assert new - keys(old_vllm, old) == set(), "not out of the frying pan into the fire"
+    assert hazard.key not in new
+
+
+@pytest.mark.parametrize("row", misread.TABLE, ids=[row.layer for row in misread.TABLE])
+def test_advice_a_layer_that_is_refused_is_read_as_it_says(row: misread.Misread) -> None:
+    configured: object = True
+    for name in reversed(row.option.split(".") if row.option else []):
+        configured = SimpleNamespace(**{name: configured})
+
+    def refused(vllm: str, ranks: int) -> bool:
+        told = misread.before_loading(row.architectures, ranks, vllm, "cuda", configured=configured)
+        return told is not None
+
+    assert refused(row.since, 2)
+    assert refused(row.since, 1) is ("use tensor_parallel_size=1" not in row.advice)
+    earlier = [v for v in recorded_versions() if Version(v) < Version(row.since)]
+    assert earlier
+    if "use a vLLM before" in row.advice:
+        assert not any(refused(release, 2) for release in earlier)
