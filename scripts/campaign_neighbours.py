@@ -21,6 +21,8 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,10 @@ from tests.entry.neighbours import METHODS, Neighbour, tried, undisturbed  # noq
 
 from vllm_compat.trial import stamp  # noqa: E402
 
+TOOL_NAMES = (
+    "wrapt", "opentelemetry-instrumentation", "ddtrace", "coverage", "debugpy", "pytest", "ipython",
+    "ipykernel", "nbclient", "uv",
+)  # fmt: skip
 RECORD = ROOT / "records" / "reliability" / "neighbours.json"
 
 
@@ -77,6 +83,15 @@ def key_of(neighbour: Neighbour, program: str, method: str) -> str:
     return f"{neighbour.kind}: {neighbour.name}; {program}, {method}"
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of the tools that are here."""
+    found = {}
+    for name in TOOL_NAMES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def main() -> int:
     """Try what has not been tried; return 1 where something is wrong or lost."""
     parser = argparse.ArgumentParser()
@@ -101,6 +116,7 @@ def main() -> int:
                     if wanted and options.only in key and time.monotonic() < until:
                         print(key, campaign.one(neighbour, program, method), flush=True)
         campaign.record["not_tried"] = sorted(missing)
+        campaign.record["tools"] = versions()
         campaign.write()
     bad = [e for e in campaign.record["entries"].values() if e["outcome"] in ("wrong", "lost")]
     return 1 if bad else 0
