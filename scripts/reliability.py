@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ NOT_TRIED = """## What has not been tried
 
 - Kills and disks were tried on vLLM's CPU build, one machine, one rank. Disks were tried without an
   engine: the rows that were saved are made up.
-- Neighbours (other plugins, tracers, debuggers, notebooks) have tests for single cases, and no campaign.
+- Neighbours were tried with a fake vLLM whose processes are real, not with vLLM itself; shiv, pex, conda,
+  gevent and other tracers were not tried, nor was a neighbour that puts a method of vLLM's own back over
+  ours without calling it: nothing notices that.
 - A real network file system, a quota, a disk that returns errors or wrong bytes: *vanished* is a folder
   that was moved away, *slow* an ext4 that stands still three times for a second.
 - `left_out.json`, and what `rehearse`, `demo`, `bench`, `preflight` and the maintainers' `lab` write, on
@@ -34,6 +37,8 @@ def page(records: Callable[[str, str], Iterator[tuple[str, dict[str, Any]]]]) ->
         parts.append(_disk(name, record))
     for name, record in records("fuzz", "reliability"):
         parts.append(_fuzz(name, record))
+    for name, record in records("neighbours", "reliability"):
+        parts.append(_neighbours(name, record))
     return "\n".join([*parts, NOT_TRIED])
 
 
@@ -146,5 +151,40 @@ def _fuzz(name: str, record: dict[str, Any]) -> str:
             "|---|---|---|---|---|",
             *rows,
             "",
+        ]
+    )
+
+
+def _neighbours(name: str, record: dict[str, Any]) -> str:
+    counts: dict[str, Counter[str]] = {}
+    for entry in record["entries"].values():
+        counts.setdefault(entry["kind"], Counter())[entry["outcome"]] += 1
+    outcomes = ("right", "refused in words", "wrong", "lost")
+    rows = [
+        f"| {kind} | {found.total()} | {' | '.join(str(found[outcome]) for outcome in outcomes)} |"
+        for kind, found in sorted(counts.items())
+    ]
+    bad = [
+        f"- {case}: {entry['outcome']}, {entry['why']}"
+        for case, entry in sorted(record["entries"].items())
+        if entry["outcome"] in ("wrong", "lost")
+    ]
+    missing = [f"Not tried, since it was not installed: {', '.join(record['not_tried'])}.", ""]
+    return "\n".join(
+        [
+            "## Hostile neighbours",
+            "",
+            f"`scripts/campaign_neighbours.py` (`{name}`): a program that builds a generator with two"
+            " workers, beside one neighbour at a time, as the launcher's program, as a child of it and"
+            " with `apply()`, with forked and with spawned workers. *Right*: driver and workers hold the"
+            " patches that they hold without it, and it did its work. *Lost*: a process ran without one."
+            f" Tools: {', '.join(f'{tool} {version}' for tool, version in record['tools'].items())}.",
+            "",
+            "| neighbour | tried | right | refused in words | wrong | lost |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            *(missing if record["not_tried"] else []),
+            *([*bad, ""] if bad else []),
         ]
     )

@@ -164,12 +164,13 @@ def _empty(folder: Path) -> Site:
 @pytest.fixture(scope="session")
 def make_site() -> MakeSite:
     """Make environments with FAKES of vLLM 0.16 (CPU), speculators 0.3, transformers 4, torch."""
+    return made_site
 
-    def make(folder: Path) -> Site:
-        site = _empty(folder).add("vllm", "0.16.0+cpu").add("speculators_0_3", "0.3.0")
-        return site.add("transformers_4", "4.57.0").add("torch", "2.10.0")
 
-    return make
+def made_site(folder: Path) -> Site:
+    """Return an environment with these fakes in a folder."""
+    site = _empty(folder).add("vllm", "0.16.0+cpu").add("speculators_0_3", "0.3.0")
+    return site.add("transformers_4", "4.57.0").add("torch", "2.10.0")
 
 
 @pytest.fixture

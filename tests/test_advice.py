@@ -5,17 +5,28 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+from tests.advices import advices
 
 import vllm_compat
 from vllm_compat import cli
+from vllm_compat.analysis import misread, server_flow
+from vllm_compat.analysis.surface.recorded import recorded_versions
 from vllm_compat.runtime import env
+
+if TYPE_CHECKING:
+    from conftest import MakeSite, Site
 
 SOURCE = Path(vllm_compat.__file__).parent
 STOCK = "--assistant-pattern --data-path --target-layer-ids --on-missing"
@@ -88,9 +99,9 @@ def test_every_argument_that_a_message_gives_to_a_public_function_exists(functio
 # The advice itself, tried against the error that it stands behind.
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
+def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vllm_compat", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=cwd)
 
 
 @pytest.fixture
@@ -162,3 +173,221 @@ def test_advice_a_script_that_begins_with_a_dash_is_named_with_m(tmp_path: Path)
     refused = run("run", "--", "-x")
     assert "name a script, or -m and a module" in refused.stderr
     assert "name a script" not in run("run", "-m", "this").stderr
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path, make_site: MakeSite) -> dict[str, str]:
+    """Folders for the words of a command, by the name that stands for each."""
+    site = make_site(tmp_path).folder
+    folders = {name: tmp_path / name for name in ("MODEL", "EMPTY", "DATA", "BOTH", "OLD", "STATES")}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["MODEL"] / "config.json").write_text(json.dumps(CONFIG))
+    for name in ("data_0.pt", "data_1.pt"):
+        (folders["DATA"] / name).write_bytes(b"x")
+        (folders["BOTH"] / name).write_bytes(b"x")
+    for name in ("hs_0.safetensors", "hs_1.safetensors"):
+        (folders["BOTH"] / name).write_bytes(b"x")
+        (folders["STATES"] / name).write_bytes(b"x")
+    (tmp_path / "FILE").write_text("x")
+    (tmp_path / "program.py").write_text("print('ran')\n")
+    (tmp_path / "program.sh").write_text("#!/bin/sh\necho ran\n")
+    given = {name: str(folder) for name, folder in folders.items()}
+    given |= {"SPECULATORS": str(site / "speculators"), "VLLM": str(site / "vllm")}
+    return given | {name: str(tmp_path / name) for name in ("FILE", "NEW", "program.py", "program.sh")}
+
+
+DOWNSTREAM = "check --downstream SPECULATORS --vllm"
+TRIES = (
+    ("analysis/downstream.py: install it, name", "check --vllm 0.16.0", f"{DOWNSTREAM} 0.16.0"),
+    (
+        "analysis/downstream.py: name a distr",
+        "check --downstream= --vllm 0.16.0",
+        f"{DOWNSTREAM} 0.16.0",
+    ),
+    (
+        "analysis/downstream.py: name an inst",
+        "check --downstream ==1 --vllm 0.16.0",
+        f"{DOWNSTREAM} 0.16.0",
+    ),
+    ("commands/check.py: install it, name", "check --downstream SPECULATORS", f"{DOWNSTREAM} VLLM"),
+    (
+        "analysis/surface/__init__.py: name a",
+        "check --downstream SPECULATORS --vllm=",
+        f"{DOWNSTREAM} VLLM",
+    ),
+    ("analysis/layer_ids.py: name a folder with a model", "layers EMPTY", "layers MODEL"),
+    ("analysis/layer_ids.py: name a folder with a config", "layers NEW", "layers MODEL"),
+    (
+        "commands/preflight/judge.py: write 96",
+        "preflight MODEL --device-memory lots",
+        "preflight MODEL --device-memory 96GiB",
+    ),
+    (
+        "commands/preflight/judge.py: write 9.0",
+        "preflight MODEL --device-capability nine",
+        "preflight MODEL --device-capability 9.0",
+    ),
+    ("commands/verify/__init__.py: give a p", "verify DATA --jobs 0", "verify DATA --jobs 1"),
+    ("commands/verify/reading.py: name the one", "verify NEW", "verify DATA"),
+    ("commands/verify/reading.py: move one kind", "verify BOTH", "verify DATA"),
+    (
+        "commands/convert/work.py: give a positive",
+        "convert DATA NEW --jobs 0",
+        "convert DATA NEW --jobs 1",
+    ),
+    ("commands/convert/work.py: name the one", "convert FILE NEW", "convert DATA NEW"),
+    ("commands/convert/work.py: move one kind", "convert BOTH NEW", "convert DATA NEW"),
+    (
+        "commands/convert/work.py: give one such",
+        "convert DATA NEW --speculators x",
+        "convert DATA NEW --speculators 0.9.0",
+    ),
+    (
+        "commands/convert/work.py: leave --spec",
+        "convert DATA NEW --speculators 0.3.0",
+        "convert DATA NEW",
+    ),
+    ("cli.py: leave --model out", "demo --pipeline --model llama", "demo --pipeline"),
+    ("commands/bench.py: leave it out", "bench --model MODEL --shape tiny", "bench --model MODEL"),
+    ("commands/run/launch.py: name a script", "run -- -x", "run program.py"),
+    ("commands/run/launch.py: let it start", "run program.sh", "run program.py"),
+    (
+        "commands/run/launch.py: leave conv",
+        "run --leave-out 3 program.py",
+        "run program.py",
+    ),
+)
+"""An advice, a command that ends with it, and the same command once the advice is taken."""
+
+
+@pytest.mark.parametrize(("advice", "wrong", "right"), TRIES, ids=[row[0] for row in TRIES])
+def test_an_advice_that_is_taken_is_not_given_again(
+    places: dict[str, str], tmp_path: Path, advice: str, wrong: str, right: str
+) -> None:
+    def told(words: str) -> tuple[int, str]:
+        by_length = sorted(places, key=len, reverse=True)
+        found = []
+        for word in words.split():
+            name = next((name for name in by_length if word.endswith(name)), "")
+            found.append(word.removesuffix(name) + places[name] if name else word)
+        done = run(*found, cwd=tmp_path)
+        assert "Traceback" not in done.stderr
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    words = advice.partition(": ")[2]
+    status, text = told(wrong)
+    assert status == 2, text
+    assert words in text
+    assert words not in told(right)[1]
+
+
+TRIED = {
+    "cli.py: run `python3 -m lab": "tests/test_cli.py",
+    "features/resume_samples.py: mend it, or": (
+        "test_advice_a_list_that_cannot_be_read_is_taken_away_and_its_numbers_named"
+    ),
+    "runtime/env.py: set VLLM_PLUGINS=": "test_advice_the_allow_list_that_is_named_lets_us_in",
+    "analysis/server_flow.py: use vLLM": "test_advice_a_later_release_that_is_named_has_no_such_hazard",
+    "analysis/server_flow.py: use speculators": (
+        "test_advice_a_later_release_that_is_named_has_no_such_hazard"
+    ),
+    "analysis/misread.py: use a vLLM before": "test_advice_a_layer_that_is_refused_is_read_as_it_says",
+    "analysis/misread.py: use tensor": "test_advice_a_layer_that_is_refused_is_read_as_it_says",
+    "entry/apply.py: call revert() first": "test_advice_other_options_can_be_had_after_a_revert",
+    "commands/run/launch.py: start the launcher without": (
+        "test_advice_a_launcher_without_the_options_of_isolation_runs"
+    ),
+}
+"""Advices that have a test of their own here, by their beginning."""
+
+
+def test_every_advice_is_tried_or_known_not_to_be() -> None:
+    """A new advice needs a try: a row of TRIES, or a test named in TRIED.
+
+    What had none when this was written is listed in `untried_advice.json`, which may only get shorter.
+    """
+    known = list(advices())
+    tried = {*(row[0] for row in TRIES), *TRIED}
+    assert {start for start in tried if not any(a.startswith(start) for a in known)} == set()
+    without = [a for a in known if not any(a.startswith(start) for start in tried)]
+    untried = json.loads(Path(__file__).with_name("untried_advice.json").read_text())
+    assert sorted(set(without) - set(untried)) == [], "a new advice, which no test tries"
+    assert sorted(set(untried) - set(without)) == [], "tried now, or gone: take it off the list"
+
+
+def test_every_test_that_is_said_to_try_an_advice_is_there() -> None:
+    for name in TRIED.values():
+        assert name in globals() or (Path(__file__).parents[1] / name).is_file()
+
+
+def test_advice_other_options_can_be_had_after_a_revert(site: Site) -> None:
+    first = "import vllm_compat as v\nv.apply()\n"
+    refused = site.run("-c", f"{first}v.apply(canary=True)")
+    assert "call revert() first" in refused.stderr
+    assert site.run("-c", f"{first}v.revert()\nv.apply(canary=True)").returncode == 0
+
+
+def test_advice_a_launcher_without_the_options_of_isolation_runs(site: Site) -> None:
+    program = site.folder / "program.py"
+    program.write_text("print('ran')\n")
+    refused = site.run("-S", "-m", "vllm_compat", "run", str(program))
+    assert refused.returncode == 2
+    assert "start the launcher without them" in refused.stderr
+    assert site.run("-m", "vllm_compat", "run", str(program)).stdout == "ran\n"
+
+
+LATER = [
+    (hazard, found[1], found[2])
+    for hazard in server_flow.HAZARDS
+    if (found := re.match(r"use (vLLM|speculators) ([\d.]+) or later", hazard.remedy))
+]
+
+
+@pytest.mark.parametrize(("hazard", "package", "release"), LATER, ids=[row[0].key for row in LATER])
+def test_advice_a_later_release_that_is_named_has_no_such_hazard(
+    hazard: server_flow.Hazard, package: str, release: str
+) -> None:
+    def keys(vllm: str, speculators: str) -> set[str]:
+        kind = hazard.key.partition(".")[0]
+        found = server_flow.hazards_of(speculators, vllm)
+        return {each.key for each in found if each.key.partition(".")[0] == kind}
+
+    old_vllm = next(v for v in recorded_versions() if v in SpecifierSet(hazard.vllm))
+    old = next(v for v in ("0.5.0", "0.6.0", "0.7.0", "0.9.0") if v in SpecifierSet(hazard.downstream))
+    assert hazard.key in keys(old_vllm, old)
+    new = keys(release, old) if package == "vLLM" else keys(old_vllm, release)
+    assert new - keys(old_vllm, old) == set(), "not out of the frying pan into the fire"
+    assert hazard.key not in new
+
+
+@pytest.mark.parametrize("row", misread.TABLE, ids=[row.layer for row in misread.TABLE])
+def test_advice_a_layer_that_is_refused_is_read_as_it_says(row: misread.Misread) -> None:
+    configured: object = True
+    for name in reversed(row.option.split(".") if row.option else []):
+        configured = SimpleNamespace(**{name: configured})
+
+    def refused(vllm: str, ranks: int) -> bool:
+        told = misread.before_loading(row.architectures, ranks, vllm, "cuda", configured=configured)
+        return told is not None
+
+    assert refused(row.since, 2)
+    assert refused(row.since, 1) is ("use tensor_parallel_size=1" not in row.advice)
+    earlier = [v for v in recorded_versions() if Version(v) < Version(row.since)]
+    assert earlier
+    if "use a vLLM before" in row.advice:
+        assert not any(refused(release, 2) for release in earlier)

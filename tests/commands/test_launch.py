@@ -237,6 +237,24 @@ def test_a_missing_script_is_one_sentence_and_starts_nothing(launcher: Launcher)
     assert launcher.log() == []
 
 
+def test_what_is_no_python_program_is_one_sentence_and_starts_nothing(launcher: Launcher) -> None:
+    """It ended in a SyntaxError of Python's, told as the first cause."""
+    shell = launcher.write("#!/bin/bash\npython program.py\n", "start.sh")
+    for program, what in (
+        (os.path.realpath(sys.executable), "machine code"),
+        (shell, "run by /bin/bash"),
+    ):
+        done = launcher.run(program)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"vllm-compat: {program} is no Python program (it is {what}): let it start the launcher,"
+            f" as in `{Path(program).name} … python -m vllm_compat run SCRIPT`; nothing was started.\n"
+        )
+        assert launcher.log() == []
+    for first in ("#!/usr/bin/env python3", "#!/usr/bin/pypy3", "", "# -*- coding: utf-8 -*-"):
+        assert launcher.run(launcher.write(f"{first}\nprint(1)\n")).stdout == "1\n"
+
+
 @pytest.mark.parametrize(
     ("program", "sentence"),
     [

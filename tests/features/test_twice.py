@@ -41,7 +41,7 @@ EXPECTED: dict[str, list[Any]] = {
         record(samples=4, calls=2, saved=1, failed=True),
         True,
         record(),
-        "no hidden states were extracted.",
+        "No hidden states were extracted.",
     ],
     "progress": [
         *(None, "ValueError: first of N", "ValueError: first of N", "worker"),

@@ -212,8 +212,12 @@ def test_a_live_object_that_is_not_what_was_planned_is_refused(
         seen.append(live)
         return "it takes y, not x"
 
-    with pytest.raises(PatchError, match="not what the plan read from source: it takes y, not x"):
+    with pytest.raises(
+        PatchError, match="not what the plan read from source: it takes y, not x"
+    ) as said:
         transaction.wrap("patched:double", more, confirm=confirm)
+    line = module.double.__code__.co_firstlineno
+    assert f"It stands in {module.__file__}:{line}; a wrapper of yours can be put on" in str(said.value)
     assert seen == [module.double]
     transaction.revert()
 

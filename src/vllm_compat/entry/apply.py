@@ -82,8 +82,36 @@ class Status:
 
 _lock = threading.RLock()
 
+FORK_PATIENCE = 5.0
+"""Seconds that a fork waits for another thread to be done with applying or reverting."""
+
 _OWN_DRIVER = "driver of its own"
 """Owner of what lets a worker become a driver."""
+
+_forking = threading.local()
+"""Whether the thread that forks holds the lock for it."""
+
+
+def _before_fork() -> None:
+    """Let no child be born with half of the patches; but no fork waits for good.
+
+    The other thread may itself wait for what the forking one holds (an import's lock).
+    """
+    _forking.held = _lock.acquire(timeout=FORK_PATIENCE)
+
+
+def _after_fork() -> None:
+    if _forking.held:
+        _lock.release()
+
+
+def _in_child() -> None:
+    """Take a lock of its own: who held the parent's is not here to let go of it."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
 
 
 def apply(

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Patch:
     """Off once it has been taken back, for what had to stay in the chain."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Held:
     """What all views of one transaction share."""
 
@@ -58,6 +59,22 @@ class _Held:
     active: bool = True
     failure: str | None = None
     lock: Any = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        _held.add(self)
+
+
+_held: weakref.WeakSet[_Held] = weakref.WeakSet()
+"""What the transactions of this process share, as long as one of them is there."""
+
+
+def _in_child() -> None:
+    """Give each transaction a lock that nobody holds: a thread that did is not in this process."""
+    for each in list(_held):
+        each.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class Transaction:
@@ -130,7 +147,9 @@ class Transaction:
                 raise PatchError(f"{target} is not there, although the plan read it from source.")
             live = parent if name == "__init__" else getattr(parent, name)
             if confirm and (disagreement := confirm(live)):
-                raise PatchError(f"{target} is not what the plan read from source: {disagreement}.")
+                raise PatchError(
+                    f"{target} is not what the plan read from source: {disagreement}.{_whose(live)}"
+                )
             self._replace(patch, parent, name, raw, wrapper)
 
         self._enlist(patch, module_name, install)
@@ -349,6 +368,17 @@ class Transaction:
             f"The patch of {patch.owner} does not fit this process, so every patch has been taken back:"
             f" {error}"
         ) from error
+
+
+def _whose(live: Any) -> str:
+    """Return where a function stands, which may be somebody's wrapper, and what to do then."""
+    code = getattr(live, "__code__", None)
+    if code is None:
+        return ""
+    return (
+        f" It stands in {code.co_filename}:{code.co_firstlineno}; a wrapper of yours can be put on after"
+        " vllm_compat.apply(), or say what it takes by functools.wraps."
+    )
 
 
 def _undo(patches: Sequence[Patch]) -> None:

@@ -245,7 +245,8 @@ def summary() -> str:
     if account is not None and account.failure:
         cause = account.failure.rstrip(".")
         return f"First cause: {cause}. Before it: {_extracted(account)}."
-    return f"{_extracted(account)}." if account else "No hidden states were extracted."
+    extracted = _extracted(account) if account is not None else "no hidden states were extracted"
+    return f"{extracted[:1].upper()}{extracted[1:]}."
 
 
 def _extracted(account: Account) -> str:

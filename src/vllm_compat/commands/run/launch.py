@@ -114,6 +114,7 @@ class Outcome:
         leftovers: The processes that outlived it and were ended, each as `PID (command)`.
         cause: The first error that a process met, with the name of the process.
         of_worker: Whether that was a worker.
+        built: Whether a process in which vllm_compat is in force has begun to build a generator.
         kept: Where the record and the log are, for people.
         resume: The command that goes on where this run has ended, if there is one.
         saved: What lies whole in the output folder, for people; told of a run that was killed, whose
@@ -127,6 +128,7 @@ class Outcome:
     leftovers: tuple[str, ...] = ()
     cause: str = ""
     of_worker: bool = False
+    built: bool = True
     kept: str = ""
     resume: str = ""
     saved: str = ""
@@ -277,7 +279,7 @@ def _why(outcome: Outcome) -> list[str]:
         told = [f"Its record, up to 10 s older, says: {summary}"] if summary else []
         return [outcome.saved, *(told if not outcome.cause else [f"First cause: {outcome.cause}."])]
     if outcome.right or not outcome.cause:
-        return [summary] if summary else []
+        return [sentence for sentence in (summary, _past_us(outcome)) if sentence]
     failure = str(record.get("failure") or "")
     if failure and not outcome.of_worker:
         return [summary]  # the same error, where it came up first
@@ -287,6 +289,20 @@ def _why(outcome: Outcome) -> list[str]:
     if record.get("extracted"):
         parts.append(f"Before it: {record['extracted']}.")
     return parts
+
+
+def _past_us(outcome: Outcome) -> str:
+    """Return the sentence on a program that has failed where nobody saw it, or nothing."""
+    record = outcome.record or {}
+    if outcome.built or outcome.returncode <= 0 or record.get("samples") or not record.get("plan"):
+        return ""
+    return (
+        "No process that vllm_compat is in force in has built a generator; where the program starts"
+        " another one that does, that one has not imported the sitecustomize in"
+        f" {env.bootstrap_directory()}: leave out Python's -I, -E and -S there, and let a launcher that"
+        " puts a sitecustomize of its own in front (opentelemetry-instrument) start `python -m"
+        " vllm_compat run`, not the other way round."
+    )
 
 
 def _exit_status(outcome: Outcome) -> int:
@@ -429,6 +445,12 @@ def _command(argv: Sequence[str], *, module: bool) -> list[str]:
             raise UsageError(
                 f"The script {program} does not exist (looked in {os.getcwd()}); nothing was started."
             )
+        if other := _no_python(program):
+            raise UsageError(
+                f"{program} is no Python program ({other}): let it start the launcher, as in"
+                f" `{os.path.basename(program)} … python -m vllm_compat run SCRIPT`; nothing was"
+                " started."
+            )
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UsageError(
             "Python's options -I, -E and -S keep vllm_compat out of the program's processes: "
@@ -440,6 +462,21 @@ def _command(argv: Sequence[str], *, module: bool) -> list[str]:
     if getattr(sys.__stdout__, "write_through", False):
         flags.append("-u")  # leaves no trace in sys.flags
     return [sys.executable, *flags, *(["-m"] if module else []), *argv]
+
+
+def _no_python(program: str) -> str:
+    """Return what a file is that Python cannot run, or nothing; Python tells what it cannot read."""
+    try:
+        with open(program, "rb") as file:
+            first = file.readline(200) if os.path.isfile(program) else b""
+    except OSError:
+        return ""
+    if first.startswith(b"\x7fELF"):
+        return "it is machine code"
+    interpreter = first[2:].decode(errors="replace").strip()
+    if first.startswith(b"#!") and "py" not in interpreter:
+        return f"it is run by {interpreter}"
+    return ""
 
 
 def _environment(options: LaunchOptions, record: Path) -> dict[str, str]:
@@ -515,6 +552,7 @@ def _supervise(
         cause=f"{failed.name} (pid {failed.pid}): {failed.said['error']}" if failed else "",
         of_worker=failed is not None and failed.said.get("role") == "worker",
         vanished="" if record.parent.is_dir() else str(record.parent),
+        built=any("model" in process.said for process in processes),
     )
 
 

@@ -37,6 +37,19 @@ def hand_on() -> None:
         spec.loader.exec_module(module)
 
 
+def stay_in_front() -> None:
+    """Let children come here first, whatever he who was handed on to has made of `PYTHONPATH`.
+
+    Tracers put their own folder back in front of it, and hand on to nobody (OpenTelemetry's, seen in
+    0.66b2).
+    """
+    here = os.path.dirname(__file__)
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if "VLLM_COMPAT" in os.environ and entries[0] != here:
+        rest = [entry for entry in entries if entry != here]
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *(rest if any(rest) else ())])
+
+
 def is_helper() -> bool:
     """Tell whether this process never loads vLLM, so that it should not pay for the patches.
 
@@ -82,4 +95,5 @@ def enter() -> None:
 try:
     hand_on()
 finally:
+    stay_in_front()
     enter()
