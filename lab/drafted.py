@@ -126,9 +126,14 @@ def _entry(record: dict[str, Any]) -> str:
         where += f", {record['dtype']}"
     if record["outcome"] == Outcome.RIGHT:
         medians = [scenario["median"] for scenario in record["scenarios"].values()]
-        return _right({**record, "median": max(medians)}, where)
+        less = "".join(
+            f", but for {name}: vLLM alone fails there"
+            for name, alone in record.get("left_out", {}).items()
+            if alone["outcome"] != Outcome.RIGHT
+        )
+        return _right({**record, "median": max(medians, default=0.0)}, where) + less
     found = cause(record)
-    if own := re.search(r"Worker failed with error '([^']+)'", str(record["error"])):
+    if own := re.search(r"Worker failed with error '(.+?)', please check", str(record["error"])):
         found = f"vLLM alone fails too: {own[1]}" if record["outcome"] == Outcome.VLLM else found
     said = " ".join(found.split()).replace("|", "\\|").replace("<", "\\<")
     return f"{said} (vLLM {where})"
