@@ -55,6 +55,7 @@ def parallel(**sizes: Any) -> SimpleNamespace:
     [
         ({"pipeline_parallel_size": 2}, r"^Pipeline parallelism \(pipeline_parallel_size=2\)"),
         ({"prefill_context_parallel_size": 2}, r"^Context parallelism of prompts"),
+        ({"data_parallel_size": 2}, r"^Data parallelism \(data_parallel_size=2\)"),
         ({"enable_dbo": True}, r"^Ubatching \(enable_dbo=True\)"),
         ({"ubatch_size": 2}, r"^Ubatching \(ubatch_size=2\)"),
     ],
@@ -65,6 +66,13 @@ def test_ranks_that_have_not_every_row_of_every_layer_are_refused_before_loading
     with pytest.raises(IncompatibleError, match=words) as found:
         misread.refuse_configured(parallel(**sizes), None)  # type: ignore[arg-type]
     assert "use tensor_parallel_size alone" in str(found.value)
+
+
+def test_a_model_that_would_be_compiled_is_refused_before_loading() -> None:
+    config = parallel()
+    config.model_config = SimpleNamespace(enforce_eager=False)
+    with pytest.raises(IncompatibleError, match=r"compiled model \(enforce_eager=False\)"):
+        misread.refuse_configured(config, None)  # type: ignore[arg-type]
 
 
 def test_tensor_parallelism_alone_is_not() -> None:
