@@ -131,6 +131,8 @@ def _entry(record: dict[str, Any]) -> str:
             for name, alone in record.get("left_out", {}).items()
             if alone["outcome"] != Outcome.RIGHT
         )
+        alone = (record.get("proofs") or {}).get("unproven_layers")
+        less += f", layers {alone} by their source alone" if alone else ""
         return _right({**record, "median": max(medians, default=0.0)}, where) + less
     found = cause(record)
     if own := re.search(r"Worker failed with error '(.+?)', please check", str(record["error"])):

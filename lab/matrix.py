@@ -617,7 +617,7 @@ def _slim(cell: Cell, found: dict[str, Any], overlay: Overlay | None) -> dict[st
             "digest": found["plan_digest"],
             "steps": [{k: s[k] for k in ("adapter", "reason")} for s in found["plan"]["steps"]],
         }
-    for key in ("workers", "scenarios", "worst", "seconds", "wall_seconds"):
+    for key in ("workers", "scenarios", "proofs", "worst", "seconds", "wall_seconds"):
         if key in found:
             record[key] = found[key]
     if "start_seconds" in found and "apply_seconds" in found:
