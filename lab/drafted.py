@@ -57,7 +57,7 @@ OPEN: frozenset[str] = frozenset()
 """Tiny models whose run failed where vLLM alone did not: not looked into."""
 
 WHY = {
-    "minimax_m2": "experts chosen by sigmoid without groups, which the router of CPU builds asserts away",
+    "minimax_m2": "it chooses experts by sigmoid without groups, and CPU builds assert softmax",
     "nemotron_h": "its experts have no gate",
     "kimi_linear": "the class for CUDA is taken on a CPU too",
 }

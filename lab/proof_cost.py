@@ -161,15 +161,16 @@ def measured(generator: Any, ask: Callable[..., Any], size: int, batches: int) -
         first.append(batch(seed))
     ask(forget)
     found = [batch(seed) for seed in range(batches)]
-    watched = [spent / whole for spent, whole, looked in found if looked]
-    others = [spent / whole for spent, whole, looked in found if not looked]
+    watched = [spent / (whole - spent) for spent, whole, looked in found if looked]
+    others = [spent / (whole - spent) for spent, whole, looked in found if not looked]
     return {
         "batch_seconds": median(whole - spent for spent, whole, _ in found),
         "first_batch": median(spent / (whole - spent) for spent, whole, _ in first),
         "watched_batch": median(watched),
         "watched": len(watched),
         "other_batch": median(others),
-        "all_batches": sum(spent for spent, _, _ in found) / sum(whole for _, whole, _ in found),
+        "all_batches": sum(spent for spent, _, _ in found)
+        / sum(whole - spent for spent, whole, _ in found),
     }
 
 
