@@ -36,7 +36,8 @@ TINY: dict[str, tuple[str, ...] | str] = {
     "GLM-4.5": ("glm4_moe",),
     "GLM-5": ("glm_moe_dsa",),
     "Kimi-K2.5, K2.6": ("kimi_k25",),
-    "Kimi-K3": "its layers are there for CUDA and ROCm alone, from 0.27.0 on",
+    "Kimi-K3": "its layers are there for CUDA and ROCm alone, from 0.27.0 on; refused before loading for"
+    " its attention residuals",
     "Kimi-Linear": ("kimi_linear",),
     "MiniMax-M2": ("minimax_m2",),
     "MiniMax-M3": f"its layers are there for CUDA and ROCm alone; {SIMULATED}; in 0.34.0 the model calls"

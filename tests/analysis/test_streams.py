@@ -42,6 +42,21 @@ def test_a_model_of_several_streams_is_refused_when_vllm_has_its_configuration()
         misread.refuse_configured(config, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": {"attn_res_block_size": 4}},
+        SimpleNamespace(block_attn_res_block_size=4),
+    ],
+)
+def test_attention_over_earlier_blocks_is_refused_before_loading(config: Any) -> None:
+    """Kimi-K3: behind its layers no norm shows a stream, so nothing would stop wrong rows."""
+    sentence = refusal(config, "the/model")
+    assert sentence is not None
+    assert sentence.startswith("the/model has attention residuals (")
+    assert refusal({"attn_res_block_size": None}, "the/model") is None  # Kimi-Linear
+
+
 def parallel(**sizes: Any) -> SimpleNamespace:
     """Return vLLM's configuration of an ordinary model on ranks of some kind."""
     return SimpleNamespace(
