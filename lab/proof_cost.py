@@ -21,13 +21,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from vllm_compat.capture.proof import EVERY
 from vllm_compat.trial.stamp import made_by
 
 SIZES = (256, 512, 1024)
 """Tokens of a batch."""
 
-BATCHES = 128
-FIRST = 9
+BATCHES = 24
+RUN = 128
+"""Batches of a run whose share is reckoned from the medians of those that are watched and those not."""
+FIRST = 5
 """How often a run's first batch is measured; the median counts."""
 
 SHAPE = {"layers": 6, "hidden_size": 768, "heads": 12, "max_position": 2048}
@@ -131,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "shape": SHAPE,
         "layers_captured": 4,
         "batches": options.batches,
+        "run_batches": RUN,
         "set_up_seconds": set_up,
         "sizes": sizes,
     }
@@ -144,6 +148,11 @@ def asked(executor: Any, function: Callable[..., Any]) -> Any:
     return executor.collective_rpc(function)[0]
 
 
+def looked_at(number: int) -> bool:
+    """Whether the step of this number, of one size, is watched (`StreamProof.begin`)."""
+    return not number & (number - 1) or not number % EVERY
+
+
 def measured(generator: Any, ask: Callable[..., Any], size: int, batches: int) -> dict[str, float]:
     """Return what batches of one size take, in seconds, and the proofs' shares of it."""
 
@@ -152,7 +161,7 @@ def measured(generator: Any, ask: Callable[..., Any], size: int, batches: int) -
         ask(read)
         generator.generate([prompt])
         spent, whole, number = ask(read)
-        return spent, whole, not number & (number - 1) or not number % 64
+        return spent, whole, looked_at(number)
 
     batch(0)
     first = []
@@ -161,6 +170,7 @@ def measured(generator: Any, ask: Callable[..., Any], size: int, batches: int) -
         first.append(batch(seed))
     ask(forget)
     found = [batch(seed) for seed in range(batches)]
+    share = sum(map(looked_at, range(1, RUN + 1))) / RUN
     watched = [spent / (whole - spent) for spent, whole, looked in found if looked]
     others = [spent / (whole - spent) for spent, whole, looked in found if not looked]
     return {
@@ -169,8 +179,7 @@ def measured(generator: Any, ask: Callable[..., Any], size: int, batches: int) -
         "watched_batch": median(watched),
         "watched": len(watched),
         "other_batch": median(others),
-        "all_batches": sum(spent for spent, _, _ in found)
-        / sum(whole - spent for spent, whole, _ in found),
+        "run": share * median(watched) + (1 - share) * median(others),
     }
 
 
