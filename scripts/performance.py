@@ -141,7 +141,8 @@ def _proofs(path: str, record: dict[str, Any]) -> list[str]:
         f" {record['layers_captured']} layers captured of {shape['layers']} of width"
         f" {shape['hidden_size']}, bfloat16, vLLM {versions['vllm']}, {record['cores']} cores). A run's"
         f" first batch is watched, and of {record['run_batches']} those that a power of two or a"
-        f" multiple of 64 falls on. Setting the proofs up takes {1000 * record['set_up_seconds']:.1f} ms once."
+        f" multiple of 64 falls on. Setting the proofs up takes {1000 * record['set_up_seconds']:.1f} ms"
+        " once."
         f" Record: [{path}](../{path}).",
         "",
         "| tokens | a batch, ms | first batch | a watched batch | one that is not |"
