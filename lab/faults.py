@@ -4,14 +4,19 @@ Run inside an environment with vLLM and speculators (``python -m lab.faults MODE
 FILE``). One generator is built; clean calls, some with the canary, must raise nothing; then each fault
 of `FAULTS` is put into the capture of the worker, of `MODEL_FAULTS` into the model, and one into the
 scheduler, for one call, and what stops it is noted. A call after each fault shows that nothing stays.
+
+A fault counts as there from the worker's first step on: what has been proven so far is forgotten, as in
+a run that begins with it. All is under ``apply()`` alone; with ``--canary`` the canary looks as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +92,11 @@ def _other_dtype(capture: Any) -> None:
         capture._captured[layer_id] = tensor.to(other)
 
 
+def _other_order(capture: Any) -> None:
+    """Attribute the rows in the reverse of the order in which the batch holds its requests."""
+    capture._spans = tuple(reversed(capture._spans))
+
+
 def _row_from_elsewhere(capture: Any) -> None:
     for tensor in capture._captured.values():
         tensor[0] = tensor[sum(span.count for span in capture._spans) - 1]
@@ -95,6 +105,7 @@ def _row_from_elsewhere(capture: Any) -> None:
 FAULTS: dict[str, Fault] = {
     "rows shifted by one": _shift,
     "two requests swapped": _swap,
+    "rows in another order than the runner says": _other_order,
     "a layer of zeros": _zero_layer,
     "the last layer dropped": _drop_last_layer,
     "a chunk repeated": _repeat_chunk,
@@ -193,9 +204,10 @@ def inject(worker: Any, name: str | None) -> None:
     """Put a fault into this worker, or take it out (None); runs in the worker."""
     capture = worker._vllm_compat_capture
     _take_out(capture)
+    if name is not None:
+        capture._prover.stream._steps.clear()  # as a run that has been so from its first step on
     if name in MODEL_FAULTS:
         capture._fault_modules = MODEL_FAULTS[name](capture)
-        capture._prover.stream._steps.clear()  # as a model that has been so from its first step on
         return
     if name is None or not capture.active:
         return
@@ -237,11 +249,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--capture", default="auto")
     parser.add_argument("--ranks", type=int, default=1, help="tensor parallel size")
     parser.add_argument("--clean", type=int, default=CLEAN_RUNS, help="clean calls")
+    parser.add_argument("--canary", action="store_true", help="with the canary, as `run` has it")
     options = parser.parse_args(argv)
 
     import vllm_compat
 
-    vllm_compat.apply(capture=options.capture, canary=True)
+    vllm_compat.apply(capture=options.capture, canary=options.canary)
     from speculators.data_generation.vllm_hidden_states_generator import (
         VllmHiddenStatesGenerator,
     )
@@ -253,9 +266,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {
         "kind": "faults",
         "vllm_compat": made_by(),
-        "model": Path(options.model).name,
+        "model": Path(options.model).name.partition("-")[0],
+        "versions": {name: metadata.version(name) for name in ("speculators", "torch")},
+        "ranks": options.ranks,
+        "canary": options.canary,
         "faults": {},
     }
+    record["versions"]["vllm"] = sys.modules["vllm"].__version__
     prompts = _prompts(0)
     expected = generator.generate(prompts)
     for run in range(options.clean):
@@ -307,7 +324,7 @@ def _stopped(generator: Any, prompts: list[list[int]]) -> str | None:
     try:
         _call(generator, prompts)
     except Exception as error:
-        return " ".join(str(error).split())[:300]
+        return re.sub(r"/\S*/site-packages/", "", " ".join(str(error).split()))[:300]
     return None
 
 

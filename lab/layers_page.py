@@ -103,6 +103,8 @@ def _proven(row: Row, case: Row) -> str:
         r"m?hc\b|m?hc_|altup_|HyperConnection", case.get("reason", "")
     ):
         return "refused before loading: several streams"
+    if case["kind"] == "several" and re.match(r"attn_res|block_residual", case.get("reason", "")):
+        return "refused before loading: attention residuals"
     if case["kind"] == "partial":
         module = row["file"].removesuffix(".py").replace("/", ".")
         listed = any(

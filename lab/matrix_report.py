@@ -96,6 +96,8 @@ def _what_failed(record: dict[str, Any]) -> str:
     found = record.get("plain") if record["outcome"] == Outcome.VLLM else None
     found = found or record
     said = " ".join(str(found.get("error")).split())
+    if own := re.search(r"Worker failed with error '(.+?)', please check", said):
+        return own[1]
     if "root cause" in said or "left no record" in said:
         told = [row.strip() for row in found.get("log", ()) if re.search(r"\b\w+Error: ", row)]
         deeper = [row for row in told if "root cause" not in row]

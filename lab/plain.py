@@ -1,8 +1,8 @@
 """vLLM alone on a tiny model, against transformers: whose fault is a failing cell?
 
 Neither speculators nor this library takes part: ``vllm.LLM`` computes the log-probabilities of
-prompts, and they are compared with those of the transformers reference. Where this fails, the build
-of vLLM cannot run the model, whatever stands on top of it.
+prompts and of one token behind each, and they are compared with those of the transformers reference.
+Where this fails, the build of vLLM cannot run the model, whatever stands on top of it.
 
     python -m lab.plain MODEL --out FILE
 """
@@ -19,6 +19,8 @@ from typing import Any
 
 from vllm_compat.trial.cell import prompts_of, recorded
 
+SCENARIO = "70, 5 and 30 tokens"
+
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """Largest right deviation of a log-probability, absolute. Wrong numbers are off by 0.1 to 10."""
 
@@ -30,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="where the record goes")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--scenario", default=SCENARIO, help="a cell's prompts that are run")
     options = parser.parse_args(argv)
     record: dict[str, Any] = {"kind": "plain", "outcome": "failed"}
     return recorded(_run, options, record)
@@ -43,7 +46,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
 
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
-    prompts = prompts_of(text["vocab_size"])["70, 5 and 30 tokens"]
+    prompts = prompts_of(text["vocab_size"])[options.scenario]
     llm = LLM(
         options.model,
         dtype=options.dtype,
@@ -55,17 +58,18 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     )
     outputs = llm.generate(
         [{"prompt_token_ids": prompt} for prompt in prompts],
-        SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0),
+        SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, logprobs=0),
         use_tqdm=False,
     )
     reference = reference_run(options.model, prompts, [0])
     worst = 0.0
     for prompt, output, logits in zip(prompts, outputs, reference.logits, strict=True):
         right = logits.float().log_softmax(-1)
-        for place in range(1, len(prompt)):
-            token = prompt[place]
-            found = output.prompt_logprobs[place][token].logprob
-            worst = max(worst, abs(found - float(right[place - 1, token])))
+        answer = output.outputs[0]
+        told = [*zip(prompt[1:], (output.prompt_logprobs or [None])[1:], strict=True)]
+        told.append((answer.token_ids[0], answer.logprobs[0]))
+        for place, (token, found) in enumerate(told):
+            worst = max(worst, abs(found[token].logprob - float(right[place, token])))
     record["worst"] = worst
     if worst <= TOLERANCE[options.dtype]:
         record["outcome"] = "right"

@@ -120,12 +120,40 @@ def page(records: Records) -> str:
             f" takes {ways['shared']:.2f} times a memcpy of the same bytes, a pickled reply"
             f" {ways['pickled']:.1f} times. Record: [{path}](../{path})."
         )
+    proofs = list(records("proof cost"))
+    if proofs:
+        parts += ["", "## Proofs", ""]
+    for path, record in proofs:
+        parts += _proofs(path, record)
     checks = list(records("check speed"))
     if checks:
         parts += ["", "## check", ""]
     for path, record in checks:
         parts += _check(path, record)
     return "\n".join([*parts, ""])
+
+
+def _proofs(path: str, record: dict[str, Any]) -> list[str]:
+    shape, versions = record["shape"], record["versions"]
+    parts = [
+        "`python -m lab.proof_cost`: the time in the proofs' own code and hooks, as a share of a batch"
+        " without them (processor seconds of a worker's main thread; one prompt and one step a batch,"
+        f" {record['layers_captured']} layers captured of {shape['layers']} of width"
+        f" {shape['hidden_size']}, bfloat16, vLLM {versions['vllm']}, {record['cores']} cores). A run's"
+        f" first batch is watched, and of {record['run_batches']} those that a power of two or a"
+        f" multiple of 64 falls on. Setting the proofs up takes {1000 * record['set_up_seconds']:.1f} ms"
+        " once."
+        f" Record: [{path}](../{path}).",
+        "",
+        "| tokens | a batch, ms | first batch | a watched batch | one that is not |"
+        f" {record['run_batches']} batches |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size, found in record["sizes"].items():
+        shares = [found[key] for key in ("first_batch", "watched_batch", "other_batch", "run")]
+        told = " | ".join(f"{share:.2%}" for share in shares)
+        parts.append(f"| {size} | {1000 * found['batch_seconds']:.0f} | {told} |")
+    return [*parts, ""]
 
 
 def _check(path: str, record: dict[str, Any]) -> list[str]:

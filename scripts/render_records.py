@@ -214,22 +214,33 @@ def families() -> str:
         off = f"`{', '.join(cell['without'])}`" if cell["without"] else "(an earlier vllm_compat)"
         version = cell["versions"].get("vllm", "")
         parts.append(f"| {where} | {version} | {cell['model']} | {off} | {words} |")
+    parts += faults_section()
+    parts += ["", *drafted.as_markdown(record for _, record in records("families", "families"))]
+    parts += ["", *layers_page.as_markdown(json.loads(TABLE.read_text(encoding="utf-8")))]
+    return "\n".join([*parts, ""])
+
+
+def faults_section() -> list[str]:
+    """Return what `lab.faults` gave, one table a record."""
+    parts = ["", "## Faults put in on purpose"]
     for path, record in records("faults", "families"):
+        under = "`apply()` and the canary" if record.get("canary", True) else "`apply()` alone"
+        where = record["model"]
+        if "versions" in record:
+            where += f", vLLM {record['versions']['vllm']}, TP {record['ranks']}"
         parts += [
             "",
-            "## Faults put in on purpose",
-            "",
-            f"`lab.faults` on {record['model']}: {record['clean_runs']} clean runs raised"
-            f" nothing; preempted requests ({record['preempted_requests']}) came out right; each fault"
-            f" was stopped with these words ([record](../{path})):",
+            f"`lab.faults` on {where}, under {under}: {record['clean_runs']} clean runs raised nothing;"
+            f" preempted requests ({record['preempted_requests']}) came out right; each fault was"
+            f" stopped with these words ([record](../{path})):",
             "",
             "| fault | what stopped it |",
             "|---|---|",
         ]
-        parts += [f"| {name} | {str(words)[:160]} |" for name, words in record["faults"].items()]
-    parts += ["", *drafted.as_markdown(record for _, record in records("families", "families"))]
-    parts += ["", *layers_page.as_markdown(json.loads(TABLE.read_text(encoding="utf-8")))]
-    return "\n".join([*parts, ""])
+        for name, words in record["faults"].items():
+            said = str(words).removeprefix("Worker failed with error '")
+            parts.append(f"| {name} | {said[:200]} |")
+    return parts
 
 
 def family_entry(cell: dict[str, Any], where: str, notes: list[str]) -> str:

@@ -57,7 +57,13 @@ def test_of_one_harm_what_few_releases_have_comes_before_what_all_have_where_dat
         ("0.6.0.2", "0.24.0", "hybrid.zero", "writer.lock"),
         ("0.8.1", "0.24.0", "last-layer.deepseek", "prefix-caching.rows"),
         ("0.8.1", "0.25.0", "abort", "last-layer.deepseek"),
-        ("0.8.1", "0.19.1", "last-layer.qwen3-next", "abort"),
+        ("0.8.1", "0.19.1", "last-layer.qwen3-next", "last-layer.deepseek-v3.2"),
+        # Qwen3-Next's class is no SupportsEagle3 until 0.23.0, and is one in 0.24.0.
+        ("0.8.1", "0.23.0", "last-layer.qwen3-next", "last-layer.deepseek-v3.2"),
+        ("0.8.1", "0.24.0", "last-layer.deepseek", "last-layer.qwen3-next"),
+        # DeepSeek-V3.2 is of DeepSeek-V3's class until 0.28.0, and then one of its own on CUDA.
+        ("0.8.1", "0.28.0", "abort", "last-layer.deepseek-v3.2"),
+        ("0.8.1", "0.29.0", "last-layer.deepseek-v3.2", "last-layer.deepseek"),
         ("0.8.1", "0.29.0", "abort", "render.scale-out"),
         ("0.8.1", "0.30.0", "render.scale-out", "tensor-parallel.page-size"),
         ("0.7.0.2", "0.31.0", "models.unsupported", "render.scale-out"),

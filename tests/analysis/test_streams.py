@@ -42,6 +42,21 @@ def test_a_model_of_several_streams_is_refused_when_vllm_has_its_configuration()
         misread.refuse_configured(config, None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": {"attn_res_block_size": 4}},
+        SimpleNamespace(block_attn_res_block_size=4),
+    ],
+)
+def test_attention_over_earlier_blocks_is_refused_before_loading(config: Any) -> None:
+    """Kimi-K3: behind its layers no norm shows a stream, so nothing would stop wrong rows."""
+    sentence = refusal(config, "the/model")
+    assert sentence is not None
+    assert sentence.startswith("the/model has attention residuals (")
+    assert refusal({"attn_res_block_size": None}, "the/model") is None  # Kimi-Linear
+
+
 def parallel(**sizes: Any) -> SimpleNamespace:
     """Return vLLM's configuration of an ordinary model on ranks of some kind."""
     return SimpleNamespace(
@@ -55,6 +70,7 @@ def parallel(**sizes: Any) -> SimpleNamespace:
     [
         ({"pipeline_parallel_size": 2}, r"^Pipeline parallelism \(pipeline_parallel_size=2\)"),
         ({"prefill_context_parallel_size": 2}, r"^Context parallelism of prompts"),
+        ({"data_parallel_size": 2}, r"^Data parallelism \(data_parallel_size=2\)"),
         ({"enable_dbo": True}, r"^Ubatching \(enable_dbo=True\)"),
         ({"ubatch_size": 2}, r"^Ubatching \(ubatch_size=2\)"),
     ],
@@ -65,6 +81,13 @@ def test_ranks_that_have_not_every_row_of_every_layer_are_refused_before_loading
     with pytest.raises(IncompatibleError, match=words) as found:
         misread.refuse_configured(parallel(**sizes), None)  # type: ignore[arg-type]
     assert "use tensor_parallel_size alone" in str(found.value)
+
+
+def test_a_model_that_would_be_compiled_is_refused_before_loading() -> None:
+    config = parallel()
+    config.model_config = SimpleNamespace(enforce_eager=False)
+    with pytest.raises(IncompatibleError, match=r"compiled model \(enforce_eager=False\)"):
+        misread.refuse_configured(config, None)  # type: ignore[arg-type]
 
 
 def test_tensor_parallelism_alone_is_not() -> None:

@@ -35,6 +35,14 @@ def test_data_of_layers_that_were_misread_are_to_be_extracted_again(tmp_path: Pa
     assert "Extract these again" in said
 
 
+def test_data_of_a_model_without_one_stream_are_told(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"attn_res_block_size": 4}}))
+    said = known_of(config)
+    assert said is not None
+    assert "attention residuals (attn_res_block_size of its configuration)" in said
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"vllm": "0.28.0"}, {"ranks": 1}, {"architecture": "LlamaForCausalLM"}, {"gpu": "CPU ONLY"}],

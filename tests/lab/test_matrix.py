@@ -20,7 +20,7 @@ from lab.matrix_report import Outcome
 from lab.overlay import make_overlay
 
 from lab import __main__ as cli
-from lab import environments, matrix, matrix_report
+from lab import drafted, environments, matrix, matrix_report
 from vllm_compat.analysis import recipes
 from vllm_compat.errors import UsageError
 
@@ -35,12 +35,15 @@ parser.add_argument("--out")
 parser.add_argument("--dtype")
 parser.add_argument("--tensor-parallel-size", type=int)
 parser.add_argument("--without", action="append", default=[])
+parser.add_argument("--scenario", action="append", default=[])
 options = parser.parse_args()
 table = json.loads(open(os.environ["HOME"] + "/cells.json").read())
 model = os.path.basename(options.model).partition("-")[0]
 found = table[f"{module} {model} {options.tensor_parallel_size} {','.join(options.without)}".strip()]
 with open(os.environ["HOME"] + "/ran", "a") as log:
     log.write(f"{module} {model} {' '.join(options.without)}".strip() + chr(10))
+with open(os.environ["HOME"] + "/scenarios", "a") as log:
+    log.write(module + ": " + "; ".join(options.scenario) + chr(10))
 print("the log of", module)
 if found == "hangs":
     time.sleep(60)
@@ -167,6 +170,29 @@ def test_a_model_that_was_asked_for_has_no_stand_in(lab: Lab) -> None:
     lab.cells(cell__kimi_k25__2=WRONG, plain__kimi_k25__2=WRONG)
     (record,) = lab.run("0.4.0.1", models=("kimi_k25",), ranks=(2,))
     assert record["outcome"] == Outcome.VLLM
+
+
+def test_what_vllm_alone_does_not_compute_is_left_out_and_said(lab: Lab) -> None:
+    """Qwen3.5 on CPU builds: a step of one token in all ends in vLLM's own operator."""
+    transposed = WRONG | {"error": "expect x to be transposed"}
+    lab.cells(cell__qwen3_5__1=RIGHT, plain__qwen3_5__1=transposed)
+    (record,) = lab.run(models=("qwen3_5",), ranks=(1,))
+    assert record["outcome"] == "right"
+    assert record["left_out"]["one prompt of one token"]["error"] == "expect x to be transposed"
+    assert "one prompt of one token: vLLM alone fails there" in drafted._entry(record)
+    cell, plain = (lab.home / "scenarios").read_text().splitlines()
+    assert plain == "plain: one prompt of one token"
+    assert len(cell.split("; ")) == 8
+    assert "one prompt of one token" not in cell
+
+
+def test_a_worker_s_own_words_are_the_cause() -> None:
+    record = {
+        "outcome": Outcome.FAILED, "overlay": False, "log": ["AttributeError: at exit"],
+        "error": "RuntimeError: Worker failed with error 'it isn't so.', please check the stack trace"
+        " above for the root cause",
+    }  # fmt: skip
+    assert matrix_report.cause(record) == "failed: it isn't so."
 
 
 def test_a_refusal_in_words_is_no_failure(lab: Lab) -> None:

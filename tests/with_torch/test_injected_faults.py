@@ -19,6 +19,7 @@ from tests.with_torch.faulty import LAYERS, PROMPTS, Runner, SecondRunner, batch
 from vllm_compat.capture.rows import Span
 from vllm_compat.capture.worker import Capture
 from vllm_compat.errors import GuardError
+from vllm_compat.trial.cell import describe_proofs
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -472,6 +473,10 @@ def test_without_a_fault_rows_are_handed_over(world: World, fault: Fault) -> Non
         world.capture.reset()
         states = rows_of(world, fault.run)
         assert {name: len(layers[0]) for name, layers in states.items()} == {"r1": 5, "r2": 2, "r3": 4}
+    proofs = describe_proofs(SimpleNamespace(_vllm_compat_capture=world.capture))
+    assert proofs is not None
+    assert proofs["steps_watched"] > 0
+    assert not proofs["unproven_layers"]
 
 
 def test_the_page_has_this_table() -> None:

@@ -148,7 +148,7 @@ TABLE = (
         option="compilation_config.pass_config.fuse_allreduce_rms",
     ),
     Misread(
-        models="Kimi-Linear (Kimi-K3 has the same layers with use_attn_res on, and is not refused)",
+        models="Kimi-Linear (Kimi-K3, with use_attn_res on, is refused for its attention residuals)",
         layer="KimiDecoderLayer",
         file="vllm.models.kimi_k3.nvidia.model",
         folder="vllm.models.kimi_k3.nvidia",  # AMD's returns a pair

@@ -215,30 +215,32 @@ HAZARDS = (
         Harm.FAILURE,
         ">=0.18,<0.25",
         ">=0.5",
-        "DeepSeek-V2/V3, Kimi-K2 and the GLM models that share their code offer no state after the last"
-        " layer: after loading, the engine dies (`The expanded size of the tensor (4) must match the"
-        " existing size (3)`).",
+        "DeepSeek-V2/V3, V3.2, Kimi-K2 and the GLM models that share their code offer no state after the"
+        " last layer: after loading, the engine dies (`The expanded size of the tensor (4) must match"
+        " the existing size (3)`).",
         "serve them with vLLM 0.25 or later",
         "vllm#48124, vllm#46973",
     ),
     Hazard(
         "last-layer.qwen3-next",
         Harm.FAILURE,
-        ">=0.18,<0.20",
+        ">=0.18,<0.24",
         ">=0.5",
-        "Qwen3-Next offers no state after its last layer: the engine dies after loading.",
+        "Qwen3-Next does not implement SupportsEagle3, so that no state of it is offered, the one after"
+        " its last layer as little as others: it is refused after loading.",
         "serve it with vLLM 0.25 or later",
-        "vllm/model_executor/models/qwen3_next.py (0.19.0)",
+        "vllm/model_executor/models/qwen3_next.py (0.23.0), which does from 0.24.0 on",
     ),
     Hazard(
         "last-layer.deepseek-v3.2",
         Harm.FAILURE,
-        ">=0.18",
+        ">=0.29",
         ">=0.5",
-        "DeepSeek-V3.2 offers no state after its last layer in any release up to 0.34: the engine dies"
-        " after loading.",
-        "none is known; do not plan a run on it",
-        "vllm/models/deepseek_v32/nvidia/model.py (0.34.0)",
+        "DeepSeek-V3.2 and GLM-5 offer no state after their last layer on CUDA, where they have a class"
+        " of their own (up to 0.34 at least): the engine dies after loading.",
+        "serve them with vLLM 0.25 to 0.28, where they are of DeepSeek-V3's class",
+        "vllm/model_executor/models/registry.py (0.28.0);"
+        " vllm/models/deepseek_v32/nvidia/model.py (0.29.0, 0.34.0)",
     ),
     Hazard(
         "models.unsupported",

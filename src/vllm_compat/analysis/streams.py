@@ -16,6 +16,14 @@ from typing import Any, NamedTuple
 
 KEYS = ("hc_mult", "hc_count", "altup_num_inputs")
 
+BLOCKS = ("attn_res_block_size", "block_attn_res_block_size")
+"""Entries of models with attention residuals: Kimi-K3 (``vllm/models/kimi_k3``), AliceAI (``alice_ai``).
+
+Each of their layers goes on with a learned mixture of the streams of all earlier blocks of layers, so
+that none of what a layer hands on is the stream; vLLM 0.34.0 has two answers for its own drafts, by an
+option (``_capture_aux_hidden_stream``).
+"""
+
 
 class Streams(NamedTuple):
     """How many residual streams a model carries, and the entry of its configuration that says so."""
@@ -38,7 +46,16 @@ def streams_of(config: Any) -> Streams:
 
 
 def refusal(config: Any, model: str) -> str | None:
-    """Return the sentence that refuses a model of several streams, or None."""
+    """Return the sentence that refuses a model of several streams or attention residuals, or None."""
+    for part in (_get(config, "text_config"), config):
+        for key in BLOCKS:
+            if isinstance(_get(part, key), int):
+                return (
+                    f"{model} has attention residuals ({key} of its configuration): each layer goes on"
+                    " with a mixture of the streams of all earlier blocks of layers, and nothing that a"
+                    " layer hands on is the one row for a token that speculators writes and an EAGLE-3"
+                    " draft is fed. Hidden states of this model cannot be extracted."
+                )
     streams = streams_of(config)
     if streams.number == 1:
         return None

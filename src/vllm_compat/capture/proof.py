@@ -243,6 +243,7 @@ class StreamProof:
         self._ends = ends
         self.fault: str | None = None
         self.unproven: tuple[int, ...] = ()  # layers behind which the last step did not show the stream
+        self.watched = 0  # steps so far
         self._steps: dict[int, int] = {}  # so far, by the number of bits of their tokens
         self._total = 0
         self._behind: dict[int, _Behind] = {}
@@ -260,6 +261,7 @@ class StreamProof:
         if number & (number - 1) and number % EVERY:
             return False
         self._total, self.armed, self._after_last = tokens, True, False
+        self.watched += 1
         self._behind = {layer_id: _Behind() for layer_id in self.layer_ids}
         count = len(self.layers)
         for layer_id in self.layer_ids:

@@ -63,7 +63,7 @@ class Prover:
         self._samples: dict[int, list[Any]] = {}  # of the steps watched since the last meeting
         self._handles: list[Any] = []
         self._fault: str | None = None
-        self._warned: set[int] = set()
+        self.unproven: set[int] = set()  # layers behind which no stream has shown
         self.tokens = TokenProof() if captures else None
         self.stream: StreamProof | None = None
         with suppress(GuardError):
@@ -157,8 +157,8 @@ class Prover:
 
     def _warn(self, stream: StreamProof) -> None:
         """Say once which layers are believed by their source alone."""
-        for layer_id in set(stream.unproven) - self._warned:
-            self._warned.add(layer_id)
+        for layer_id in set(stream.unproven) - self.unproven:
+            self.unproven.add(layer_id)
             logger.warning(
                 "vllm_compat: what follows decoder layer %s, %s, shows no residual stream; what is"
                 " captured there rests on the source of its forward%s.",

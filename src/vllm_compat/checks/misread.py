@@ -26,6 +26,11 @@ _NOT_SERVED = {
         1,
         "each rank has some of the rows",
     ),
+    "data_parallel_size": (
+        "Data parallelism",
+        1,
+        "each engine computes prompts of its own and the downstream runs one engine",
+    ),
     "enable_dbo": ("Ubatching", False, _HALVES),
     "ubatch_size": ("Ubatching", 1, _HALVES),
 }
@@ -67,11 +72,19 @@ def refuse_configured(vllm_config: Any, plan: Plan) -> None:
 def refuse_parallel(vllm_config: Any) -> None:
     """Refuse kinds of parallelism under which no rank has every scheduled row of every layer.
 
-    The downstream asks for tensor parallelism only; who sets another by hand is told before loading.
+    So is a model that is compiled or replayed from CUDA graphs, within which no hook on a layer fires.
+    The downstream asks for tensor parallelism and an eager model; who sets something else is told
+    before loading. Experts that are spread over the tensor-parallel ranks (``enable_expert_parallel``)
+    change no layer's output. Sequence parallelism comes with a compiled model, or with data parallelism.
 
     Raises:
-        IncompatibleError: Names the kind, the option of vLLM's ``ParallelConfig``, and what to do.
+        IncompatibleError: Names the kind, the option of vLLM's configuration, and what to do.
     """
+    if not getattr(getattr(vllm_config, "model_config", None), "enforce_eager", True):
+        raise IncompatibleError(
+            "A compiled model (enforce_eager=False) is not served, since hooks on its layers do not fire"
+            " within it: leave enforce_eager=True, as the downstream has it."
+        )
     parallel = vllm_config.parallel_config
     for name, (kind, without_it, why) in _NOT_SERVED.items():
         value = getattr(parallel, name, without_it)

@@ -182,6 +182,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
         record["throughput"] = _throughput(generator, text["vocab_size"], options.repeat)
     if options.requests:
         record["endurance"] = _endurance(generator, text["vocab_size"], options.requests)
+    record["proofs"] = generator.executor.collective_rpc(describe_proofs)[0]
     generator.executor.shutdown()
     _judge(options, record, scenarios, results, layer_ids, text)
 
@@ -275,6 +276,17 @@ def describe_worker(worker: Any) -> dict[str, Any]:
         "capture": getattr(getattr(worker, "_vllm_compat_capture", None), "strategy", "downstream"),
         "block_size": worker.vllm_config.cache_config.block_size,
     }
+
+
+def describe_proofs(worker: Any) -> dict[str, Any] | None:
+    """Return how many steps the proofs of a worker watched, and the layers behind which no stream shows.
+
+    None where nothing is proven (stock alone, or the proofs left out). Runs in the worker, at the end.
+    """
+    prover = getattr(getattr(worker, "_vllm_compat_capture", None), "_prover", None)
+    if prover is None or prover.stream is None:
+        return None
+    return {"steps_watched": prover.stream.watched, "unproven_layers": sorted(prover.unproven)}
 
 
 def _started_by() -> str:

@@ -41,8 +41,9 @@ class Family:
     ``embedding`` is the standard deviation of the embedding's weights; a family that multiplies
     them has smaller ones, so that every residual stream begins at about one. ``queries`` scales the
     weights of the queries' norm: attention without a scale of its own would choose one token alone, and
-    make of float32's roundings ten times as much. ``published`` is the
-    architecture's name in published configurations, and in vLLM, where transformers has another.
+    make of float32's roundings ten times as much. ``zero`` ends the names of parameters that stay zero.
+    ``published`` is the architecture's name in published configurations, and in vLLM, where transformers
+    has another.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Family:
     embedding: float = 1.0
     queries: float = 1.0
     drops: tuple[str, ...] = ()
+    zero: str = ""
     published: str = ""
 
 
@@ -379,6 +381,15 @@ _LATENT = {
 }
 _INDEXED = {**_LATENT, "index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
 
+_NEMOTRON = {
+    "head_dim": HEAD_DIM,
+    "ssm_state_size": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "n_groups": 2,
+    "chunk_size": 16,
+}
+
 DRAFTED = {
     "qwen3_next": Family(
         "Qwen3NextForCausalLM",
@@ -468,8 +479,10 @@ DRAFTED = {
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
         "Ernie4_5_MoeConfig",
-        "experts behind a dense first layer, a bias that only chooses",
+        "experts behind a dense first layer, two shared ones",
         {"moe_num_experts": _EXPERTS, "moe_k": _CHOSEN, "moe_intermediate_size": _INNER},
+        # The bias that only chooses: CPU builds leave it out of a softmax (`CPURouter`, vLLM 0.32.0).
+        zero="e_score_correction_bias",
     ),
     "hunyuan": Family(
         "HunYuanDenseV1ForCausalLM",
@@ -485,7 +498,8 @@ DRAFTED = {
             "head_dim": HEAD_DIM,
             "num_experts": _EXPERTS,
             "moe_topk": [_CHOSEN] * LAYERS,
-            "moe_intermediate_size": [_INNER] * LAYERS,
+            # transformers makes experts of the dense size, whatever stands here; vLLM reads it.
+            "moe_intermediate_size": [_SIZES["intermediate_size"]] * LAYERS,
             "num_shared_expert": [1] * LAYERS,
             "use_mixed_mlp_moe": True,
             "use_qk_norm": True,
@@ -496,18 +510,20 @@ DRAFTED = {
         "NemotronHConfig",
         "one mixer a layer: Mamba-2, attention, MLP or experts",
         {
+            **_NEMOTRON,
             "layers_block_type": ["mamba", "attention", "mlp", "moe"],
-            "head_dim": HEAD_DIM,
-            "ssm_state_size": 16,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 64,
-            "n_groups": 2,
-            "chunk_size": 16,
             "n_routed_experts": _EXPERTS,
             "num_experts_per_tok": _CHOSEN,
             "moe_intermediate_size": _INNER,
             "moe_shared_expert_intermediate_size": _INNER,
         },
+        drops=("num_hidden_layers",),
+    ),
+    "nemotron_h_dense": Family(
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        "Mamba-2, attention and MLPs alone",
+        {**_NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
         drops=("num_hidden_layers",),
     ),
     "gemma3n": Family(
@@ -577,7 +593,7 @@ def make_family(name: str, out_dir: str | Path, *, dtype: str = "float32", seed:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = getattr(transformers, family.model)(config)
-        _draw(model, seed, family.embedding, family.queries)
+        _draw(model, seed, family.embedding, family.queries, family.zero)
     model.to(getattr(torch, dtype)).save_pretrained(out)
     saved = json.loads((out / "config.json").read_text(encoding="utf-8"))
     # transformers 4 leaves it out for Qwen2.5-VL.
@@ -624,7 +640,7 @@ def _fields(name: str) -> dict[str, Any]:
     return fields
 
 
-def _draw(model: Any, seed: int, embedding: float, queries: float = 1.0) -> None:
+def _draw(model: Any, seed: int, embedding: float, queries: float = 1.0, zero: str = "") -> None:
     """Give every parameter values under which no part of the model is idle.
 
     Each has a generator of its own, seeded by its name. transformers' own initialisation is too
@@ -638,6 +654,9 @@ def _draw(model: Any, seed: int, embedding: float, queries: float = 1.0) -> None
     for name, parameter in model.named_parameters():
         if name.endswith("A_log"):
             continue  # the decay rates of a Mamba, which must stay in their range
+        if zero and name.endswith(zero):
+            parameter.zero_()
+            continue
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         values = (torch.rand(parameter.shape, generator=generator) - 0.5) * 12**0.5
         if id(parameter) in embeddings:

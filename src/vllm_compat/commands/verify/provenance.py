@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm_compat.analysis.layer_ids import read_config
 from vllm_compat.analysis.misread import architectures_of, before_loading
+from vllm_compat.analysis.streams import refusal
 from vllm_compat.commands.verify.model import look_up
 from vllm_compat.errors import UsageError
 
@@ -23,9 +24,12 @@ def known_of(config: Mapping[str, Any]) -> str | None:
     if not (isinstance(vllm, str) and isinstance(model, str) and isinstance(ranks, int)) or on_cpu:
         return None
     try:
-        architectures = architectures_of(read_config(model))
+        found = read_config(model)
     except UsageError:
         return None
+    architectures = architectures_of(found)
+    if (sentence := refusal(found, model)) is not None:
+        return f"Rows may be wrong in every file, which this vllm_compat would not have made: {sentence}"
     if before_loading(architectures, ranks, vllm, "cuda") is None:
         return None
     where = f"vLLM {vllm} on {ranks} tensor-parallel rank{'' if ranks == 1 else 's'}"

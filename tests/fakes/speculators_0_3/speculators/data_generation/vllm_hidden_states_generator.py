@@ -53,7 +53,7 @@ class VllmHiddenStatesGenerator:
     def _create_vllm_config(self, model_path: str, tensor_parallel_size: int) -> VllmConfig:
         cache_config = CacheConfig(block_size=16, gpu_memory_utilization=0.8)
         return VllmConfig(
-            model_config=ModelConfig(model=model_path, tokenizer=model_path),
+            model_config=ModelConfig(model=model_path, tokenizer=model_path, enforce_eager=True),
             cache_config=cache_config,
             parallel_config=ParallelConfig(
                 tensor_parallel_size=tensor_parallel_size,

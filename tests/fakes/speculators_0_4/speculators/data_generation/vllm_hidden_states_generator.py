@@ -62,7 +62,7 @@ class VllmHiddenStatesGenerator:
             block_size=BLOCK_SIZE, gpu_memory_utilization=0.8, enable_prefix_caching=False
         )
         return VllmConfig(
-            model_config=ModelConfig(model=model_path, tokenizer=model_path),
+            model_config=ModelConfig(model=model_path, tokenizer=model_path, enforce_eager=True),
             cache_config=cache_config,
             parallel_config=ParallelConfig(
                 tensor_parallel_size=tensor_parallel_size,
