@@ -272,18 +272,17 @@ def adapter_to_write(judged: Judged) -> str:
 
 
 def home_of(symbol: str) -> str:
-    """Return the module of adapters for an area of vLLM: where those of the nearest targets are."""
+    """Return the module of adapters for an area of vLLM: of that name, or with the nearest targets."""
     from vllm_compat.adapters import registry
 
     parts = symbol.split(".")
-    best, home = 1, ""  # all of vLLM is no area
-    for adapter in registry():
+    names = dict.fromkeys(type(adapter).__module__.rpartition(".")[2] for adapter in registry())
+    home = next((name for part in reversed(parts) for name in names if part.startswith(name)), "")
+    best = 1  # all of vLLM is no area
+    for adapter in () if home else registry():
         for target in adapter.targets:
             own = target.partition(":")[0].split(".")
-            shared = next(
-                (n for n, (a, b) in enumerate(zip(parts, own, strict=False)) if a != b),
-                min(len(parts), len(own)),
-            )
+            shared = sum(parts[: n + 1] == own[: n + 1] for n in range(min(len(parts), len(own))))
             if shared > best:
                 best, home = shared, type(adapter).__module__.rpartition(".")[2]
     return f"src/vllm_compat/adapters/{home}.py" if home else "a new module of src/vllm_compat/adapters"
