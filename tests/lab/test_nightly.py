@@ -244,6 +244,31 @@ def test_a_symbol_in_use_that_went_away_is_red_though_an_adapter_repairs_it(
     assert "vllm_hidden_states_generator.py:" in said
 
 
+SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate_nightly.py"
+
+
+@pytest.mark.parametrize(
+    ("mutation", "status", "said"),
+    [
+        ("gone", 1, "RequestStatus has no FINISHED_ABORTED here"),
+        ("broken", 0, "Nothing. Its source was judged; it was not run."),  # only a run shows these two
+        ("lacking", 0, "Nothing. Its source was judged; it was not run."),
+    ],
+)
+def test_a_simulated_night_says_what_its_source_shows(
+    nights: Nights, tmp_path: Path, mutation: str, status: int, said: str
+) -> None:
+    out = tmp_path / "simulated"
+    words = [sys.executable, str(SIMULATE), str(nights.source), str(out), mutation]
+    subprocess.run(words, check=True, capture_output=True)
+    assert nights.look() == 0
+    nights.source = out
+    assert nights.look() == status
+    assert said in nights.summary.read_text()
+    if mutation == "gone":
+        assert "gone: vllm.v1.request.RequestStatus.FINISHED_ABORTED" in nights.issue.read_text()
+
+
 LACKS = "AttributeError: '_OpNamespace' '_C' object has no attribute 'new_one'"
 FULL = "OSError: [Errno 28] No space left on device"
 
