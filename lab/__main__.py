@@ -112,6 +112,13 @@ def _set_up_nightly(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run_nightly)
 
 
+def _set_up_adopt(parser: argparse.ArgumentParser) -> None:
+    from lab.adopt import add_arguments, run_adopt
+
+    add_arguments(parser)
+    parser.set_defaults(command=run_adopt)
+
+
 def _set_up_layers(parser: argparse.ArgumentParser) -> None:
     from lab.decoder_layers import add_arguments, run_layers
 
@@ -122,6 +129,10 @@ def _set_up_layers(parser: argparse.ArgumentParser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "record": ("Record what a vLLM release or nightly offers, so that check knows it", _set_up_record),
     "matrix": ("Run stock speculators on real vLLM releases, and keep one record a run", _set_up_matrix),
+    "adopt": (
+        "Take a vLLM release on board: fetch, record, check, run, render, or say what stands in the way",
+        _set_up_adopt,
+    ),
     "nightly": ("Check and run a vLLM that is not released yet, and say what is new", _set_up_nightly),
     "layers": (
         "Read what the decoder layers of a vLLM release hand on, from its source",

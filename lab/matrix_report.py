@@ -91,6 +91,39 @@ _KERNELS = re.compile(
 """What an error says where compiled code of another release lacks an operator or a symbol."""
 
 
+class Fault:
+    """Whose fault it is that a cell is not right."""
+
+    VLLM = "vLLM's"
+    OURS = "ours"
+    ENVIRONMENT = "the environment's"
+
+
+def fault_of(record: dict[str, Any]) -> str:
+    """Return whose fault it is that a cell is not right.
+
+    The environment's, where compiled code of another release does not fit, or the machine lacks a
+    package, memory, disk or network; vLLM's, where it fails alone as well; else ours.
+    """
+    said = _what_failed(record)
+    if _KERNELS.search(said) or of_environment(said):
+        return Fault.ENVIRONMENT
+    return Fault.VLLM if record["outcome"] == Outcome.VLLM else Fault.OURS
+
+
+def of_environment(said: str) -> bool:
+    """Tell whether an error says that the machine or its packages lack something."""
+    return _ENVIRONMENT.search(said) is not None
+
+
+_ENVIRONMENT = re.compile(
+    r"No space left|Read-only file system|MemoryError|[Cc]annot allocate memory|out of memory"
+    r"|No module named '(?!vllm\b|vllm_compat|speculators)|GLIBC|CXXABI|cannot open shared object"
+    r"|name resolution|Connection refused|ConnectionError|EnvironmentBuildError"
+)
+"""What an error says where the machine or what is installed is at fault."""
+
+
 def _what_failed(record: dict[str, Any]) -> str:
     """Return the error, vLLM's own where it has one; what is in the log, where that says more."""
     found = record.get("plain") if record["outcome"] == Outcome.VLLM else None

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import environments, matrix
-from lab.matrix_report import Outcome, cause, causes, summary_table
+from lab.matrix_report import Fault, Outcome, cause, causes, fault_of, summary_table
 from vllm_compat.errors import UsageError, VllmCompatError
 
 if TYPE_CHECKING:
+    from vllm_compat.commands.report.changes import Difference
     from vllm_compat.commands.report.model import Report
 
 TITLE = "vLLM nightly: something does not fit any more"
@@ -91,6 +92,7 @@ def look(
     before = last if last.exists() else matrix.known_releases()[-1]
     old = json.loads((state / "state.json").read_text("utf-8")) if last.exists() else {}
     changes = diff(before, source, folders)
+    troubles |= gone_troubles(changes, report)
     records: list[dict[str, Any]] = []
     ran: list[str] = list(old.get("ran", ()))
     if run:
@@ -109,6 +111,7 @@ def look(
                 broke = f"the run broke off: {error}"
         last_version = str(old.get("version", before))
         troubles |= run_troubles(records, speculators, ran, last_version, broke)
+        troubles |= old_records(records, matrix.digest_of(source))
         ran += [name for name in map(_name, records) if name not in ran and name in _right(records)]
     new = tuple(key for key in troubles if key not in old.get("troubles", {}))
     return Night(
@@ -121,6 +124,39 @@ def look(
         new,
         tuple(ran),
     )
+
+
+def gone_troubles(changes: Difference, report: Report) -> dict[str, str]:
+    """Return the symbols in use that went away, whether an adapter repairs that or not."""
+    from vllm_compat.commands.report.changes import ChangeKind
+    from vllm_compat.commands.report.words import sites_of
+
+    repairs: dict[str, list[str]] = {}
+    for pair in report.pairs:
+        for judged in pair.findings:
+            finding = judged.finding
+            for symbol in (finding.symbol, f"{finding.symbol}.{finding.name}"):
+                repairs.setdefault(symbol, []).extend(judged.adapters)
+    troubles = {}
+    for change in changes.of(ChangeKind.REMOVED):
+        known = ", ".join(dict.fromkeys(repairs.get(change.symbol, ())))
+        means = f"repaired by {known}" if known else "nothing repairs it"
+        troubles[f"gone: {change.symbol}"] = (
+            f"vLLM {changes.after.version} has it no more; {means}; used in {sites_of(change.sites)}"
+        )
+    return troubles
+
+
+def old_records(records: Sequence[dict[str, Any]], digest: str | None) -> dict[str, str]:
+    """Return the records that are of other sources than this night's: older, and no news of it."""
+    return {
+        f"{_name(record)} is old": (
+            "its record is of other sources than this night's, so it shows nothing of them, and should"
+            f" have been run again ({Fault.OURS})"
+        )
+        for record in records
+        if record.get("overlay_digest") != digest
+    }
 
 
 def run_troubles(
@@ -140,13 +176,18 @@ def run_troubles(
     troubles: dict[str, str] = {}
     right = _right(records)
     if not right:
-        why = broke or causes(records) or "the run left no record of any"
+        why = f"{causes(records)} ({faults_in(records)})"
+        if broke:
+            why = f"{broke} ({Fault.ENVIRONMENT})"
+        elif not records:
+            why = f"the run left no record of any ({Fault.OURS})"
         troubles[NOTHING_RAN] = f"none of {len(records)} cells has run right, so nothing is shown: {why}"
     for record in records:
         if record["outcome"] in (Outcome.FAILED, Outcome.REFUSED):
-            troubles[_trouble(record)] = f"{record['outcome']}: {record.get('error')}"
+            said = f"{record['outcome']}: {record.get('error')} ({fault_of(record)})"
+            troubles[_trouble(record)] = said
         elif record["outcome"] != Outcome.RIGHT and _name(record) in ran:
-            troubles[_trouble(record)] = f"{before} {cause(record)}"
+            troubles[_trouble(record)] = f"{before} {cause(record)} ({fault_of(record)})"
     shown = {name.partition(":")[0] for name in right}
     there = set(map(_name, records))
     for name in ran:
@@ -206,7 +247,9 @@ def summary(night: Night) -> str:
     aside = [r for r in night.records if r["outcome"] == Outcome.VLLM]
     if aside:
         lines += ["", "Not the downstreams' doing:", ""]
-        lines += [f"- {_name(record)}: {cause(record)}" for record in aside]
+        lines += [f"- {_name(record)}: {cause(record)} ({fault_of(record)})" for record in aside]
+    if faults := faults_in(night.records):
+        lines += ["", f"Cells that are not right, by whose fault it is: {faults}."]
     lines += ["", "## What does not fit", ""]
     lines += [
         f"- {'**new** ' if key in night.new else ''}{key}: {text}"
@@ -218,11 +261,19 @@ def summary(night: Night) -> str:
     return "\n".join(lines)
 
 
+def faults_in(records: Sequence[dict[str, Any]]) -> str:
+    """Count the cells that are not right by whose fault it is: ``2 vLLM's, 1 ours``."""
+    found = [fault_of(record) for record in records if record["outcome"] != Outcome.RIGHT]
+    return ", ".join(f"{found.count(fault)} {fault}" for fault in dict.fromkeys(found))
+
+
 def issue(night: Night) -> str:
     """Return the text of the issue that a night with new troubles opens or updates."""
     what = "could not be run" if night.new == (NOTHING_RAN,) else "does not fit"
     lines = [f"vLLM {night.version} {what}; new since {night.since}:", ""]
     lines += [f"- {key}: {night.troubles[key]}" for key in night.new]
+    if faults := faults_in(night.records):
+        lines += ["", f"Cells that are not right, by whose fault it is: {faults}."]
     rest = [key for key in night.troubles if key not in night.new]
     if rest:
         lines += ["", "Known before:", "", *[f"- {key}: {night.troubles[key]}" for key in rest]]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the pages in docs/ that are made from the records and the adapters' headers.
+"""Write what is made from the records and the adapters' headers: pages in docs/, and data/known.json.
 
 usage: render_records.py [--check]      (--check: exit 1 where a page is not up to date)
 """
@@ -20,6 +20,7 @@ RECORDS = ROOT / "records"
 def main(arguments: list[str]) -> int:
     """Render the pages; return 1 where ``--check`` finds an old one."""
     import history
+    import known_runs
     import performance
     import reliability
     import start_page
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
         ROOT / "docs" / "performance.md": performance.page(records),
         ROOT / "docs" / "reliability.md": reliability.page(records),
         ROOT / "docs" / "start.md": start_page.page(read_records(RECORDS / "matrix"), known_releases()),
+        ROOT / "src" / "vllm_compat" / "data" / "known.json": known_runs.known(RECORDS),
     }
     old = [page for page, text in pages.items() if not page.exists() or page.read_text() != text]
     if "--check" in arguments:

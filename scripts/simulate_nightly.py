@@ -7,8 +7,12 @@ one thing changed, under a later development version. MUTATION is
   moved     vllm.v1.request is vllm.v1.core.request now, and vLLM itself imports it from there
   renamed   Request's parameter arrival_time is called arrived_at now
   extended  Request takes one more parameter, with a default
+  gone      RequestStatus has no FINISHED_ABORTED any more, which the downstream uses
+  broken    vllm.v1.request raises when it is imported, so that vLLM alone fails
+  lacking   vllm.v1.request asks for an operator that no compiled code has, as over older kernels
 
-Nothing repairs the first two, and `check` has to say so; the third does no harm.
+Nothing repairs the first two and `gone`, and `check` has to say so; the third does no harm. The last two
+show only in a run: the nightly job says that they are vLLM's fault, and the environment's.
 """
 
 from __future__ import annotations
@@ -56,10 +60,36 @@ def extended(vllm: Path) -> None:
     path.write_text(head + found + parameters + added + end + body, encoding="utf-8")
 
 
+def gone(vllm: Path) -> None:
+    """Take away a member that the downstream uses, wherever vLLM itself uses it."""
+    for path in vllm.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "FINISHED_ABORTED" in text:
+            path.write_text(text.replace("FINISHED_ABORTED", "FINISHED_CANCELLED"), encoding="utf-8")
+
+
+def broken(vllm: Path) -> None:
+    """Let a module that every engine needs raise."""
+    _append(vllm, 'raise RuntimeError("simulated: vLLM fails by itself")\n')
+
+
+def lacking(vllm: Path) -> None:
+    """Ask for an operator that no compiled code has."""
+    _append(vllm, "import torch\n\ntorch.ops._C.simulated_operator\n")
+
+
+def _append(vllm: Path, code: str) -> None:
+    path = vllm / "v1" / "request.py"
+    path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{code}", encoding="utf-8")
+
+
 MUTATIONS: dict[str, Callable[[Path], None]] = {
     "moved": moved,
     "renamed": renamed,
     "extended": extended,
+    "gone": gone,
+    "broken": broken,
+    "lacking": lacking,
 }
 
 

@@ -24,7 +24,7 @@ SPOKEN_FOR = tuple(
 """The code that takes part in a run: what a record shows of it holds until it changes."""
 STAMPED_SINCE = "2026-12-05"
 """Records of runs that were committed before that day have no stamp of their own."""
-DERIVED = {"history", "decoder layers"}
+DERIVED = {"history", "decoder layers", "dates"}
 """Kinds that are made from other recorded data alone, and are made anew in other tests."""
 
 

@@ -101,6 +101,27 @@ def test_applying_again_changes_nothing(site: Site) -> None:
     assert alike is True
 
 
+def test_a_pair_that_nobody_has_run_is_said_to_be_inferred_once(site: Site) -> None:
+    code = """
+    import json, vllm_compat
+    first, second = vllm_compat.apply(), vllm_compat.apply()
+    assert first.knowledge == second.knowledge == vllm_compat.status().knowledge
+    print(json.dumps([first.in_force, first.knowledge.word.value]))
+    """
+    done = site.run("-c", dedent(code))
+    assert json.loads(done.stdout) == [True, "known"]
+    assert "inferred" not in done.stderr
+    (site.folder / "vllm-0.16.0+cpu.dist-info").rename(site.folder / "vllm-0.99.0+cpu.dist-info")
+    site.edit("vllm-0.99.0+cpu.dist-info/METADATA", "0.16.0", "0.99.0")
+    done = site.run("-c", dedent(code))
+    assert json.loads(done.stdout) == [True, "inferred"]
+    told = [row for row in done.stderr.splitlines() if "is inferred" in row]
+    assert len(told) == 1, done.stderr
+    assert "judged by its source alone. The rows that are captured are proven." in told[0]
+    done = site.run("-c", "import vllm_compat; vllm_compat.apply(without=['proofs'])")
+    assert "captured are NOT proven (proofs left out)." in done.stderr
+
+
 def test_status_tells_every_patch_and_its_owner(site: Site) -> None:
     before, held, after = program(
         site,

@@ -133,6 +133,9 @@ def run(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return ``run(records, *words)``: a night with a FAKE matrix, which writes them."""
 
     def night(records: list[dict[str, Any]], *words: str) -> int:
+        of = {"overlay_digest": matrix.digest_of(nights.source)}
+        records = [of | record for record in records]
+
         class Stand(matrix.Matrix):
             def run(self) -> list[dict[str, Any]]:
                 self.options.out.mkdir(parents=True, exist_ok=True)
@@ -219,6 +222,82 @@ def test_the_deeper_cause_is_told_where_the_error_only_points_to_it() -> None:
     log = ["(EngineCore) ValueError: no such device", "RuntimeError: See root cause above."]
     plain = {"outcome": "failed", "error": "RuntimeError: failed. See root cause above.", "log": log}
     assert matrix_report.cause(cell("vllm fails", plain=plain)).endswith("ValueError: no such device")
+
+
+def test_a_record_that_is_of_other_sources_is_red(nights: Nights, run: Run) -> None:
+    assert run([cell("right", overlay_digest="of last night's sources"), cell("right", "mistral")]) == 1
+    said = nights.issue.read_text()
+    assert "speculators 0.3.0: run: llama × 1 is old: its record is of other sources" in said
+    assert "mistral × 1 is old" not in said
+
+
+def test_a_symbol_in_use_that_went_away_is_red_though_an_adapter_repairs_it(
+    nights: Nights, run: Run
+) -> None:
+    assert run([cell("right")]) == 0
+    nights.edit("v1/request.py", "FINISHED_ABORTED = 4", "FINISHED_CANCELLED = 4")
+    assert run([cell("right")]) == 1
+    said = nights.issue.read_text()
+    assert (
+        "gone: vllm.v1.request.RequestStatus.FINISHED_ABORTED: vLLM 0.40.0.dev1 has it no more" in said
+    )
+    assert "vllm_hidden_states_generator.py:" in said
+
+
+SIMULATE = Path(__file__).parents[2] / "scripts" / "simulate_nightly.py"
+
+
+@pytest.mark.parametrize(
+    ("mutation", "status", "said"),
+    [
+        ("gone", 1, "RequestStatus has no FINISHED_ABORTED here"),
+        ("broken", 0, "Nothing. Its source was judged; it was not run."),  # only a run shows these two
+        ("lacking", 0, "Nothing. Its source was judged; it was not run."),
+    ],
+)
+def test_a_simulated_night_says_what_its_source_shows(
+    nights: Nights, tmp_path: Path, mutation: str, status: int, said: str
+) -> None:
+    out = tmp_path / "simulated"
+    words = [sys.executable, str(SIMULATE), str(nights.source), str(out), mutation]
+    subprocess.run(words, check=True, capture_output=True)
+    assert nights.look() == 0
+    nights.source = out
+    assert nights.look() == status
+    assert said in nights.summary.read_text()
+    if mutation == "gone":
+        assert "gone: vllm.v1.request.RequestStatus.FINISHED_ABORTED" in nights.issue.read_text()
+
+
+LACKS = "AttributeError: '_OpNamespace' '_C' object has no attribute 'new_one'"
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("record", "whose"),
+    [
+        (cell("vllm fails", "mistral"), "vLLM's"),
+        (cell("failed", "mistral", error="ValueError: rows differ", log=[]), "ours"),
+        (cell("failed", "mistral", error="No module named 'vllm.v1.request'", log=[]), "ours"),
+        (cell("refused", "mistral", error="IncompatibleError: no plan", log=[]), "ours"),
+        (
+            cell("vllm fails", "mistral", plain={"outcome": "failed", "error": LACKS}),
+            "the environment's",
+        ),
+        (cell("failed", "mistral", error=FULL, log=[]), "the environment's"),
+        (cell("failed", "mistral", error="No module named 'numba'", log=[]), "the environment's"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value["outcome"],
+)
+def test_it_is_said_whose_fault_a_cell_is(
+    nights: Nights, run: Run, record: dict[str, Any], whose: str
+) -> None:
+    status = run([record, cell("right")])
+    assert status == (0 if record["outcome"] == "vllm fails" else 1)  # the other cell is right
+    assert f"by whose fault it is: 1 {whose}." in nights.summary.read_text()
+    assert run([record]) == 1  # nothing ran right: red, whoever's fault it is
+    assert f"{whose})" in nights.issue.read_text()
+    assert f"by whose fault it is: 1 {whose}." in nights.issue.read_text()
 
 
 def test_a_dry_run_leaves_the_state_folder_as_it_is(nights: Nights, run: Run, tmp_path: Path) -> None:

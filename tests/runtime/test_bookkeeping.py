@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ def test_a_folder_that_takes_nothing_is_said_once(
     err = capsys.readouterr().err
     assert err.count("(note:") == 1
     assert err.count("(write:") == 1
+
+
+@pytest.mark.parametrize(("vllm", "word"), [("0.32.0+cpu", "known"), ("0.99.0", "inferred")])
+def test_record_and_verdict_say_whether_the_pair_is_known(
+    said: Path, monkeypatch: pytest.MonkeyPatch, vllm: str, word: str
+) -> None:
+    monkeypatch.setenv("VLLM_COMPAT_RECORD", str(said / "record.json"))
+    run_record.open_for(replace(PLAN, downstream_version="0.3.0", vllm=vllm))
+    record = json.loads((said / "record.json").read_text())
+    run.end()
+    assert record["knowledge"]["word"] == word
+    assert bool(record["knowledge"]["runs"]) == (word == "known")
+    said_last = verdict(Outcome(returncode=0, seconds=1, record=record))
+    assert f"speculators 0.3.0 on vLLM {vllm} ({word}), 0 adapters." in said_last
 
 
 def test_a_record_that_grew_old_is_told_by_the_other_way(said: Path, monkeypatch: Any) -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGES = ("torch", "transformers", "pydantic", "datasets", "huggingface-hub", "triton")
@@ -149,3 +150,37 @@ def _device(version: str, distribution: str, environ: Mapping[str, str], root: P
     if (root / "dev/kfd").exists():
         return "rocm"
     return "unknown"
+
+
+@cache
+def compute_capabilities(library: str = "libnvidia-ml.so.1") -> tuple[str, ...]:
+    """Return the compute capabilities of this machine's NVIDIA GPUs, each once: ``("9.0",)``.
+
+    NVML is asked, the driver's library for administration (``library``): that opens no CUDA context, so
+    that workers can still be forked. Empty where it is not there or does not answer.
+    """
+    import ctypes
+
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError:
+        return ()
+    found = set()
+    try:
+        if nvml.nvmlInit_v2():
+            return ()
+        number, device = ctypes.c_uint(), ctypes.c_void_p()
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)):
+            number.value = 0
+        for index in range(number.value):
+            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+                continue
+            if not nvml.nvmlDeviceGetCudaComputeCapability(
+                device, ctypes.byref(major), ctypes.byref(minor)
+            ):
+                found.add(f"{major.value}.{minor.value}")
+        nvml.nvmlShutdown()
+    except AttributeError:  # a driver so old that it lacks one of these
+        return ()
+    return tuple(sorted(found))

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_compat.analysis.environment import MAX_LOSS
+from vllm_compat.analysis.knowledge import Knowledge, Word
 from vllm_compat.analysis.plan import Plan, loads
 from vllm_compat.errors import IncompatibleError, PatchError, UsageError
 from vllm_compat.runtime import env, origin, run, run_record
@@ -67,6 +68,8 @@ class Status:
     says what ``revert()`` has come to in the workers of each engine that was alive, and in ``status()``
     which of them were busy then and are still patched. ``role`` is
     ``driver``, ``worker``, or ``forked`` for a copy of one of them; ``features`` are those in force.
+    ``knowledge`` says whether this pair has been run on such a device, or is judged by its source alone
+    (``knowledge.word`` is ``"known"`` or ``"inferred"``).
     """
 
     in_force: bool
@@ -78,6 +81,7 @@ class Status:
     ranks: tuple[RankStatus, ...] = ()
     role: str = ""
     features: tuple[str, ...] = ()
+    knowledge: Knowledge | None = None
 
 
 _lock = threading.RLock()
@@ -189,11 +193,25 @@ def apply(
             try:
                 _publish(plan)
                 run_record.open_for(plan, of_child=inherited is not None)
+                _tell_inferred(plan)
             except BaseException:
                 revert()
                 raise
         run.current().error = None
         return status()
+
+
+def _tell_inferred(plan: Plan) -> None:
+    """Say on standard error, once, that nobody has run this pair on such a device."""
+    found = run_record.knowledge(plan)
+    if found.word is not Word.KNOWN:
+        proofs = "are NOT proven (proofs left out)" if "proofs" in plan.switched_off else "are proven"
+        print(
+            f"vllm_compat: {plan.downstream} {plan.downstream_version} on vLLM {plan.vllm} is"
+            f" {found.word.value}. {found.sentence} The rows that are captured {proofs}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def plan_installed(
@@ -350,6 +368,7 @@ def status() -> Status:
             seconds=mine.seconds,
             role=mine.role,
             features=mine.features,
+            knowledge=run_record.knowledge(mine.plan) if mine.plan is not None else None,
             ranks=busy,
         )
 

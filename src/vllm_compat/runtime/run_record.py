@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_compat.runtime import env, heartbeat, run
 
 if TYPE_CHECKING:
+    from vllm_compat.analysis.knowledge import Knowledge
     from vllm_compat.analysis.plan import Plan
 
 SCHEMA_VERSION = 1
@@ -70,6 +71,21 @@ def open_for(plan: Plan, *, of_child: bool = False) -> None:
         from multiprocessing import util
 
         util.Finalize(None, write, exitpriority=100)  # a forked one ends without `atexit`
+
+
+def knowledge(plan: Plan) -> Knowledge:
+    """Return whether a plan's pair has been run on such a device, or is judged by its source alone."""
+    from vllm_compat.analysis.environment import compute_capabilities
+    from vllm_compat.analysis.knowledge import knowledge_of
+
+    device = plan.environment.device
+    return knowledge_of(
+        plan.downstream,
+        plan.downstream_version,
+        plan.vllm,
+        device,
+        capabilities=compute_capabilities() if device == "cuda" else (),
+    )
 
 
 @heartbeat.only_told
@@ -311,6 +327,7 @@ def _as_record(account: Account) -> dict[str, Any]:
         "summary": summary(),
         "downstream": f"{plan.downstream} {plan.downstream_version}",
         "vllm": plan.vllm,
+        "knowledge": knowledge(plan).as_record(),
         "plan": plan.digest,
         "adapters": {step.adapter: step.reason for step in plan.steps},
         "features": list(run.current().features),

@@ -27,7 +27,13 @@ from vllm_compat.trial import byte_pairs
 if TYPE_CHECKING:
     import torch
 
-MODEL_NAMES = ("llama", "deepseek_v3", "kimi_k25", "kimi_k25_int4")
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "kimi_k25": "KimiK25ForConditionalGeneration",
+    "kimi_k25_int4": "KimiK25ForConditionalGeneration",
+}
+MODEL_NAMES = tuple(ARCHITECTURES)
 
 MERGES = 256
 BYTE_PAIR_TOKENS = 256 + MERGES
@@ -320,7 +326,7 @@ def _llama(shape: Shape, weights: _Weights) -> dict[str, Any]:
     weights.norm("model.norm", hidden)
     weights.linear("lm_head", VOCABULARY, hidden)
     return {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": [ARCHITECTURES["llama"]],
         "model_type": "llama",
         **_common(shape),
         "num_key_value_heads": kv_heads,
@@ -369,7 +375,7 @@ def _deepseek(
     weights.norm(f"{prefix}model.norm", hidden)
     weights.linear(f"{prefix}lm_head", VOCABULARY, hidden)
     return {
-        "architectures": ["DeepseekV3ForCausalLM"],
+        "architectures": [ARCHITECTURES["deepseek_v3"]],
         "model_type": "deepseek_v3",
         **_common(shape),
         "num_key_value_heads": heads,
@@ -562,7 +568,7 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
     )
     draw_vision_tower(weights, vision, shape.hidden_size)
     return {
-        "architectures": ["KimiK25ForConditionalGeneration"],
+        "architectures": [ARCHITECTURES["kimi_k25"]],
         "model_type": "kimi_k25",
         "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
         "text_config": text,

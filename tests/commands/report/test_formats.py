@@ -90,6 +90,43 @@ def test_json_gives_each_adapters_header_once() -> None:
     assert record["adapters"]["request.eos_token_id"]["changed"].startswith("0.17.0")
 
 
+FORMS = ("text", "json", "markdown", "junit", "github")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("pair", "device", "said"),
+    [
+        (("0.4.0.1", "0.32.0"), "cpu", ("known", "on CPU (x86_64, model runner V1)", "last on 20")),
+        (("0.4.0.1", "0.26.0"), "cuda", ("known", "NVIDIA H200 (compute capability 9.0")),
+        (("0.4.0.1", "0.32.0"), "cuda", ("inferred", "run on CPU only, never on CUDA")),
+        (("0.4.0", "0.11.0"), "cpu", ("inferred", "has never been run")),
+    ],
+)
+def test_every_format_says_what_is_known_and_what_is_inferred(
+    form: str, pair: tuple[str, str], device: str, said: tuple[str, ...]
+) -> None:
+    text = " ".join(render(check([wheel(pair[0])], [pair[1]], device=device), form).split())
+    for words_of_it in said:
+        assert words_of_it in text, text[:3000]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pair_of_which_nothing_can_be_told_is_unknown(form: str) -> None:
+    text = " ".join(render(report("hazards"), form).split())
+    assert "It has not been run, and its source alone does not tell." in text
+
+
+def test_several_pairs_are_sorted_by_what_is_known() -> None:
+    text = render(report("matrix"), "text")
+    assert re.search(r"^0\.32\.0 .*adapters, known ", text, re.MULTILINE)
+    known = text.partition(words.KNOWLEDGE_TITLE)[2].partition("Adapters, and")[0]
+    assert "- known on CPU and compute capability 9.0: 0.20.2, 0.26.0" in known
+    assert "- known on CPU: 0.11.0" in known
+    assert "- inferred: 0.10.2" in known
+    assert f"### {words.KNOWLEDGE_TITLE}" in render(report("matrix"), "markdown")
+
+
 # Text.
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from vllm_compat.analysis.codec import Planned
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts, untold
-from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.environment import Environment, compute_capabilities
 from vllm_compat.analysis.installed import refuse_unserved
+from vllm_compat.analysis.knowledge import Knowledge, knowledge_of
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.planner import roles_of
 from vllm_compat.analysis.server_flow import (
@@ -112,6 +113,28 @@ def judge(
         notes,
         hazards,
         len(asks),
+        _knowledge(contract, surface, environment, environment_known, architectures, verdict),
+    )
+
+
+def _knowledge(
+    contract: Contract,
+    surface: Surface,
+    environment: Environment,
+    environment_known: bool,
+    architectures: Sequence[str],
+    verdict: Verdict,
+) -> Knowledge:
+    """Return whether a pair has been run on such a device, with such layers."""
+    gpus = environment_known and environment.device == "cuda"
+    return knowledge_of(
+        contract.name,
+        contract.version,
+        surface.version,
+        environment.device,
+        capabilities=compute_capabilities() if gpus else (),
+        architectures=architectures,
+        can_tell=verdict is not Verdict.UNKNOWN,
     )
 
 

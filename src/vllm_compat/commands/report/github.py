@@ -25,7 +25,8 @@ def render(report: Report) -> str:
     lines: list[tuple[str, str]] = []
     for pair in report.pairs:
         level = _VERDICTS.get(pair.verdict, "notice")
-        lines.append((level, _command(level, f"{pair.verdict.value}. {pair.reason}", pair.title)))
+        said = f"{pair.verdict.value}. {pair.reason} Knowledge: {words.knowledge(pair)}"
+        lines.append((level, _command(level, said, pair.title)))
     for pair in report.pairs:
         lines += [(_level(j), _annotation(pair, j)) for j in pair.findings]
         # No line of the downstream shows a hazard.

@@ -65,6 +65,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         },
         "verdict": pair.verdict.value,
         "reason": pair.reason,
+        "knowledge": pair.knowledge.as_record(),
         "notes": list(pair.notes),
         "hazards": [
             {

@@ -35,6 +35,7 @@ def _suite(pair: Pair, strict: bool) -> xml.Element:
         ("vllm", pair.surface.origin),
         ("downstream", pair.contract.root),
         ("environment", words.environment(pair)),
+        ("knowledge", words.knowledge(pair)),
         ("adapters", ", ".join(pair.plan.adapters) if pair.plan else ""),
     ):
         xml.SubElement(properties, "property", {"name": name, "value": _text(value)})

@@ -55,6 +55,7 @@ def _pair(pair: Pair) -> Iterator[str]:
                 f" {_code(pair.surface.origin)}",
             ),
             ("environment", _text(words.environment(pair))),
+            ("knowledge", _text(words.knowledge(pair))),
             *(("note", _text(note)) for note in pair.notes),
         ),
     )
@@ -151,6 +152,17 @@ def _matrix(report: Report) -> Iterator[str]:
             yield f"**{_text(downstream)}**"
             yield ""
             yield from (f"- {_text(releases)}: {_text(reason)}" for reason, releases in reasons)
+    yield ""
+    yield f"### {words.KNOWLEDGE_TITLE}"
+    yield ""
+    yield from _table(
+        ("downstream", "", "vLLM"),
+        (
+            (_text(downstream), word, _text(releases))
+            for downstream, by_word in words.knowledges(report)
+            for word, releases in by_word.items()
+        ),
+    )
     uses = words.uses(report)
     if uses:
         yield ""

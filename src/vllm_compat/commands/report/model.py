@@ -9,6 +9,7 @@ from enum import Enum
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.drift import Finding
 from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.knowledge import Knowledge, Word
 from vllm_compat.analysis.plan import Plan
 from vllm_compat.analysis.server_flow import Hazard
 from vllm_compat.analysis.surface.model import Surface
@@ -77,6 +78,9 @@ class Judged:
     dating: Dating = Dating()
 
 
+_NOTHING = Knowledge(Word.UNKNOWN)
+
+
 @dataclass(frozen=True)
 class Pair:
     """One downstream on one vLLM.
@@ -84,6 +88,7 @@ class Pair:
     ``plan`` is what ``apply()`` would put in force, None where the downstream has no in-process
     generator. ``environment_known`` says whether it was read from an interpreter; otherwise it
     holds what was given and what source alone shows. ``reason`` and ``notes`` are sentences.
+    ``knowledge`` says whether the pair has been run, or is judged by its source alone.
     ``hazards`` are what is known of a flow that is not served, the worst first; ``asks`` counts what the
     downstream asks of a vLLM server: flags, JSON, HTTP fields and routes.
     """
@@ -99,6 +104,7 @@ class Pair:
     notes: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
     asks: int = 0
+    knowledge: Knowledge = _NOTHING
 
     @property
     def downstream(self) -> str:

@@ -58,6 +58,7 @@ def _pair(pair: Pair, console: Console) -> None:
     vllm = f"{pair.surface.distribution} {pair.surface.version}, {pair.surface.origin}"
     facts.add_row("vLLM", Text(vllm))
     facts.add_row("environment", Text(words.environment(pair)))
+    facts.add_row("knowledge", Text(words.knowledge(pair)))
     for note in pair.notes:
         facts.add_row("note", Text(note, style="yellow"))
     console.print(facts)
@@ -138,6 +139,11 @@ def _matrix(report: Report, console: Console) -> None:
                 name = Text("" if index else downstream)
                 table.add_row(name, Text(releases, "red"), Text(reason))
         console.print(table)
+    table = _table("downstream", "", words.KNOWLEDGE_TITLE)
+    for downstream, by_word in words.knowledges(report):
+        for index, (word, releases) in enumerate(by_word.items()):
+            table.add_row(Text("" if index else downstream), Text(word), Text(releases))
+    console.print(table)
     uses = words.uses(report)
     if uses:
         table = _table("adapter", *report.downstreams)

@@ -41,6 +41,7 @@ def _pair(pair: Pair) -> Iterator[str]:
     vllm = f"{pair.surface.distribution} {pair.surface.version}, {pair.surface.origin}"
     yield from _field("vLLM", vllm)
     yield from _field("environment", words.environment(pair))
+    yield from _field("knowledge", words.knowledge(pair))
     for note in pair.notes:
         yield from _field("note", note)
     if pair.hazards:
@@ -119,6 +120,13 @@ def _matrix(report: Report) -> Iterator[str]:
             yield f"  {downstream}"
             for reason, releases in reasons:
                 yield from _wrap(f"{releases}: {reason}", "    - ", "      ")
+    yield ""
+    yield words.KNOWLEDGE_TITLE
+    for downstream, by_word in words.knowledges(report):
+        yield ""
+        yield f"  {downstream}"
+        for word, releases in by_word.items():
+            yield from _wrap(f"{word}: {releases}", "    - ", "      ")
     yield from _uses(report)
 
 

@@ -103,6 +103,11 @@ def environment(pair: Pair) -> str:
     return ", ".join(parts)
 
 
+def knowledge(pair: Pair) -> str:
+    """Say whether a pair is known, inferred or unknown, and why."""
+    return f"{pair.knowledge.brief}. {pair.knowledge.sentence}"
+
+
 def adapters_title(pair: Pair) -> str:
     """Return the title of a pair's adapters: they are in force only where nothing stays unmet."""
     number = count(len(pair.plan.steps) if pair.plan else 0, "adapter")
@@ -198,7 +203,13 @@ def _split(text: str) -> list[str]:
 
 
 def cell(pair: Pair) -> str:
-    """Return what a matrix shows of a pair: its verdict and a number."""
+    """Return what a matrix shows of a pair: its verdict and a number, and whether it is known."""
+    judged, word = judgement(pair), pair.knowledge.word.value
+    return judged if judged == word else f"{judged}, {word}"
+
+
+def judgement(pair: Pair) -> str:
+    """Return a pair's verdict and a number."""
     if pair.verdict is Verdict.WITH_SHIM and pair.plan:
         return count(len(pair.plan.steps), "adapter")
     if pair.verdict is Verdict.INCOMPATIBLE:
@@ -250,6 +261,21 @@ def uses(report: Report) -> list[tuple[str, dict[str, str]]]:
         (name, {d: spans(versions, report.releases) for d, versions in by_downstream.items()})
         for name, by_downstream in sorted(found.items())
     ]
+
+
+def knowledges(report: Report) -> list[tuple[str, dict[str, str]]]:
+    """Return, for every downstream, the releases that are known, by device, inferred, or unknown."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for pair in report.pairs:
+        by_word = found.setdefault(pair.downstream, {})
+        by_word.setdefault(pair.knowledge.brief, []).append(pair.surface.version)
+    return [
+        (downstream, {word: spans(versions, report.releases) for word, versions in by_word.items()})
+        for downstream, by_word in found.items()
+    ]
+
+
+KNOWLEDGE_TITLE = "What has been run (known), and what is judged by its source alone (inferred)"
 
 
 def uses_of_vllm(pair: Pair) -> str:

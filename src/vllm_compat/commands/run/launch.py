@@ -48,7 +48,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vllm_compat.analysis.remote_code import remote_code_of, sentence
 from vllm_compat.commands.run.folder import argument, output_folder, own_folder, start_index
@@ -222,8 +222,8 @@ def verdict(outcome: Outcome) -> str:
     if record is not None and record.get("plan"):
         count = len(record.get("adapters") or ())  # type: ignore[arg-type]
         parts.append(
-            f"Plan {record['plan']}: {record.get('downstream')} on vLLM {record.get('vllm')},"
-            f" {count} adapter{'' if count == 1 else 's'}."
+            f"Plan {record['plan']}: {record.get('downstream')} on vLLM"
+            f" {record.get('vllm')}{_word(record)}, {count} adapter{'' if count == 1 else 's'}."
         )
     if outcome.kept:
         parts.append(outcome.kept)
@@ -234,6 +234,13 @@ def verdict(outcome: Outcome) -> str:
     if outcome.resume:
         parts.append(outcome.resume)
     return " ".join(parts)
+
+
+def _word(record: Mapping[str, Any]) -> str:
+    """Return whether the pair is known, inferred or unknown, in brackets; empty in an older record."""
+    told = record.get("knowledge")
+    word = told.get("word") if isinstance(told, dict) else None
+    return f" ({word})" if isinstance(word, str) else ""
 
 
 def _ending(outcome: Outcome) -> str:
