@@ -98,8 +98,9 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run a program that knows nothing of vllm_compat, unmodified, in a supervised child process:"
         " same arguments, same exit status, signals passed on. Samples are saved whole and in order;"
-        " torn and missing ones in the program's --output-dir are made again. Options of run stand"
-        " before the program, the program's own behind it."
+        " torn and missing ones in the program's --output-dir are made again. Stock's launcher of a vLLM"
+        " server is judged before anything loads, gets the flags that it needs, and takes the place of"
+        " this process. Options of run stand before the program, the program's own behind it."
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="run a module, as `python -m` does"
@@ -139,6 +140,11 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         f" their answers is lost on the way to token ids (default: {MAX_LOSS})",
     )
     _add_launch_arguments(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="of stock's launcher of a vLLM server: judge its command, print it, and start nothing",
+    )
     # As torchrun does: all from the first word that is no option of ours on is the program's.
     parser.add_argument(
         "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
@@ -423,7 +429,8 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from vllm_compat.commands.run.folder import numbers_to_leave_out
-    from vllm_compat.commands.run.launch import LaunchOptions, run
+    from vllm_compat.commands.run.launch import run
+    from vllm_compat.commands.run.options import LaunchOptions
 
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
     if not argv:
@@ -440,6 +447,7 @@ def _run(options: argparse.Namespace) -> int:
         leave_folder=options.leave_folder,
         leave_out=numbers_to_leave_out(options.leave_out),
         grace_seconds=options.grace,
+        dry_run=options.dry_run,
         apply={
             "capture": options.capture,
             "transfer": options.transfer,

@@ -9,8 +9,9 @@ there.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_compat.analysis.serving.modules import Modules
 
@@ -88,6 +89,23 @@ def read_model(modules: Modules, architecture: str) -> ModelOffer:
     if any(b"init_vllm_registered_model" in (modules.files.source(m) or b"") for m, _ in classes):
         return ModelOffer(architecture, True, interface, where=where)
     return ModelOffer(architecture, True, interface, False, False, where)
+
+
+def named_in(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the architectures that a model's ``config.json`` names, its language model's included."""
+    inner = config.get("text_config")
+    both = (config, inner if isinstance(inner, Mapping) else {})
+    return tuple(dict.fromkeys(str(name) for part in both for name in part.get("architectures") or ()))
+
+
+def is_hybrid(modules: Modules, architecture: str) -> bool:
+    """Whether the class of an architecture has Mamba or linear attention beside attention."""
+    entry = _registered(modules, architecture)
+    return entry is not None and any(
+        ast.unparse(base).rpartition(".")[2] == "IsHybrid"
+        for _, node in modules.lineage(*entry)
+        for base in node.bases
+    )
 
 
 def architectures_in(modules: Modules) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from vllm_compat.analysis.serving.asked import find_launcher, read_clients, read
 from vllm_compat.analysis.serving.comparing import find_across
 from vllm_compat.analysis.serving.launchers import launcher_of
 from vllm_compat.analysis.serving.model import Ask, AskKind, Offered
-from vllm_compat.analysis.serving.models import ModelOffer, read_model
+from vllm_compat.analysis.serving.models import ModelOffer, named_in, read_model
 from vllm_compat.analysis.serving.modules import Modules
 from vllm_compat.analysis.serving.offered import read_offered
 from vllm_compat.analysis.serving.recorded import recorded_models, recorded_offer
@@ -74,11 +74,10 @@ def architectures_of(model: str) -> tuple[str, ...]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"The configuration of the model {model} cannot be read: {error}.") from error
-    inner = config.get("text_config") or {}
-    found = [*(config.get("architectures") or ()), *(inner.get("architectures") or ())]
+    found = named_in(config)
     if not found:
         raise UsageError(f"{file} names no architectures: give the architecture's name itself.")
-    return tuple(dict.fromkeys(map(str, found)))
+    return found
 
 
 def offers_of(architectures: Sequence[str], surface: Surface) -> tuple[ModelOffer, ...]:
