@@ -239,7 +239,11 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many samples will be saved, for the disk space that they take",
     )
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="with --server, how many tokens will be saved in all"
+    )
     parser.add_argument("--output-dir", metavar="DIR", help="the folder that they will be saved in")
+    _add_server(parser)
     parser.add_argument(
         "--read-speed",
         metavar="SIZE",
@@ -316,8 +320,18 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server",
+        action="store_true",
+        help="for the server flow (speculators 0.5 and later): --layer-ids are in the server's"
+        " numbering, as its launcher's --target-layer-ids",
+    )
+
+
 def _set_up_layers(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
+    _add_server(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_layers)
 
@@ -498,19 +512,22 @@ def _preflight(options: argparse.Namespace) -> int:
         preflight,
         render,
     )
+    from vllm_compat.commands.preflight.server import preflight_server
 
     capability, memory = options.device_capability, options.device_memory
-    report = preflight(
-        Options(
-            **_run_terms(options),
-            capability=parse_capability(capability) if capability else None,
-            device_memory=parse_size(memory) if memory else None,
-            samples=options.samples,
-            output_dir=Path(options.output_dir) if options.output_dir else None,
-            read_speed=parse_size(options.read_speed) if options.read_speed else None,
-        ),
-        ask=not options.static,
+    terms = Options(
+        **_run_terms(options),
+        capability=parse_capability(capability) if capability else None,
+        device_memory=parse_size(memory) if memory else None,
+        samples=options.samples,
+        tokens=options.tokens,
+        output_dir=Path(options.output_dir) if options.output_dir else None,
+        read_speed=parse_size(options.read_speed) if options.read_speed else None,
     )
+    if options.server:
+        report = preflight_server(terms)
+    else:
+        report = preflight(terms, ask=not options.static)
     print(render(report, "json" if options.json else "text"))
     return report.exit_status
 
@@ -561,7 +578,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _layers(options: argparse.Namespace) -> int:
     from vllm_compat.analysis.layer_ids import layers_of, render
+    from vllm_compat.analysis.serving.layers import render_server, server_layers_of
 
+    if options.server:
+        found = server_layers_of(options.model, options.layer_ids)
+        print(render_server(found, "json" if options.json else "text"))
+        return 0
     print(render(layers_of(options.model, options.layer_ids), "json" if options.json else "text"))
     return 0
 

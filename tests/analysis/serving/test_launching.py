@@ -81,6 +81,7 @@ def test_a_launcher_that_switches_chunked_prefill_off_still_needs_the_other_flag
         ("0.22.1", "--enable-prefix-caching", "rows of other requests"),
         ("0.23.0", "--enable_chunked_prefill=true", "does not start with chunked prefill"),
         ("0.32.0", "--pipeline-parallel-size 2", "pipeline parallelism"),
+        ("0.32.0", "--kv-cache-dtype fp8", "give auto, bfloat16 or float16"),
         ("0.20.2", "--max-model-len 4096 --max-num-batched-tokens 2k", "give at least 4096"),
     ],
 )

@@ -150,6 +150,12 @@ def judge_command(command: ServeCommand, asks: Iterable[Ask], served: Served) ->
             "Hidden states cannot be extracted with pipeline parallelism: use tensor parallelism or one"
             " rank."
         )
+    dtype = command.given("kv_cache_dtype")
+    if dtype not in (None, "auto", "bfloat16", "float16"):
+        judged.refused.append(
+            f"The server keeps hidden states in the KV cache and ends with --kv-cache-dtype {dtype}:"
+            " give auto, bfloat16 or float16."
+        )
     if command.given("config") is not None:
         judged.notes.append("Flags in the --config file were not looked at.")
     return judged
