@@ -133,6 +133,15 @@ def test_what_only_the_user_can_decide_is_said() -> None:
     assert "one token shorter" in judged("0.32.0").notes[0]
 
 
+def test_a_vllm_that_says_no_release_is_judged_by_its_source_alone() -> None:
+    offered = recorded_offer("0.22.1")
+    assert offered is not None
+    asks = launcher_of(Version("0.9.0"))
+    found = judge_command(ServeCommand(("m",)), asks, Served(offered, "unknown"))
+    assert list(found.add) == [CHUNKS]
+    assert "does not say its release" in " ".join(found.notes)
+
+
 def test_the_command_is_read_from_what_a_dry_run_prints() -> None:
     speculative = {
         "method": "extract_hidden_states",

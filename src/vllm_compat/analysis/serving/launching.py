@@ -150,6 +150,11 @@ def judge_command(command: ServeCommand, asks: Iterable[Ask], served: Served) ->
             "Hidden states cannot be extracted with pipeline parallelism: use tensor parallelism or one"
             " rank."
         )
+    if release is None:
+        judged.notes.append(
+            "This vLLM does not say its release: what is known by release (wrong rows with chunked prefill"
+            " or prefix caching, hybrids) was not looked at."
+        )
     dtype = command.given("kv_cache_dtype")
     if dtype not in (None, "auto", "bfloat16", "float16"):
         judged.refused.append(
