@@ -152,8 +152,8 @@ def judge_command(command: ServeCommand, asks: Iterable[Ask], served: Served) ->
         )
     if release is None:
         judged.notes.append(
-            "This vLLM does not say its release: what is known by release (wrong rows with chunked prefill"
-            " or prefix caching, hybrids) was not looked at."
+            "This vLLM does not say its release: what is known by release (wrong rows with chunked"
+            " prefill or prefix caching, hybrids) was not looked at."
         )
     dtype = command.given("kv_cache_dtype")
     if dtype not in (None, "auto", "bfloat16", "float16"):
