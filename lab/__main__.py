@@ -98,6 +98,32 @@ def _record(options: argparse.Namespace) -> int:
     return 0
 
 
+def _set_up_serving(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", help="a wheel, an sdist or a folder that holds vLLM")
+    parser.set_defaults(command=_serving)
+
+
+def _serving(options: argparse.Namespace) -> int:
+    from lab.serving import record_serving
+
+    for line in record_serving(options.source):
+        print(json.dumps(line), flush=True)
+    return 0
+
+
+def _set_up_downstreams(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="+", help="a wheel or an sdist of speculators")
+    parser.set_defaults(command=_downstreams)
+
+
+def _downstreams(options: argparse.Namespace) -> int:
+    from lab.serving import record_downstreams
+
+    for line in record_downstreams(options.source):
+        print(json.dumps(line), flush=True)
+    return 0
+
+
 def _set_up_matrix(parser: argparse.ArgumentParser) -> None:
     from lab.matrix import add_arguments, run_matrix
 
@@ -128,6 +154,11 @@ def _set_up_layers(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "record": ("Record what a vLLM release or nightly offers, so that check knows it", _set_up_record),
+    "serving": ("Record what the server of a vLLM release offers, and nothing else", _set_up_serving),
+    "downstreams": (
+        "Record what a release of speculators asks of vLLM, so that check knows it",
+        _set_up_downstreams,
+    ),
     "matrix": ("Run stock speculators on real vLLM releases, and keep one record a run", _set_up_matrix),
     "adopt": (
         "Take a vLLM release on board: fetch, record, check, run, render, or say what stands in the way",

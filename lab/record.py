@@ -22,6 +22,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from lab.serving import ServingTable, order
 from vllm_compat.analysis.surface.entries import Entry, ImportEntry, Several, to_row
 from vllm_compat.analysis.surface.modules import ModuleSyntax
 from vllm_compat.analysis.surface.recorded import (
@@ -299,13 +300,6 @@ def _block(module: str, rows: dict[tuple[str, str], int]) -> str:
     return "".join(lines)
 
 
-def _order(version: str) -> tuple[int, Version | str]:
-    try:
-        return (0, Version(version))
-    except InvalidVersion:
-        return (1, version)
-
-
 def record_release(
     source: str | Path, *, data: Path = DATA, version: str | None = None
 ) -> dict[str, Any]:
@@ -344,6 +338,7 @@ class Recorder:
         self.data = data
         there = (data / "releases.json").exists()
         self._table = _Table.read(Store(data)) if there else _Table()
+        self._serving = ServingTable(data)
 
     @property
     def versions(self) -> list[str]:
@@ -365,9 +360,10 @@ class Recorder:
         }
         if named in self.versions:
             self._table.drop(self.versions.index(named))
-        number = sum(_order(other) < _order(named) for other in self.versions)
+        number = sum(order(other) < order(named) for other in self.versions)
         self._table.open(number, release)
         self._table.fill(number, surface)
+        self._serving.add(surface.files, named)
         return release
 
     def write(self) -> None:
@@ -385,6 +381,7 @@ class Recorder:
         for path in (self.data / "surfaces").glob("*.xz"):
             if path not in wanted:
                 path.unlink()
+        self._serving.write()
         store.cache_clear()
 
 

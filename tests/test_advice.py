@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 
 SOURCE = Path(vllm_compat.__file__).parent
 STOCK = "--assistant-pattern --data-path --target-layer-ids --on-missing"
-SERVER_FLOW = "--validate-outputs --fail-on-error --include-last-layer --request-timeout --concurrency"
+SERVER_FLOW = (
+    "--validate-outputs --fail-on-error --include-last-layer --request-timeout --concurrency"
+    " --hidden-states-backend"
+)
 VLLM = (
     "--no-enable-chunked-prefill --no-enable-prefix-caching --max-num-batched-tokens --enable-scale-out"
+    " --kv-cache-dtype --config"
 )
 OTHERS = {*STOCK.split(), *SERVER_FLOW.split(), *VLLM.split(), "--no-deps"}
 """Options that messages name and that are stock's scripts', its server flow's, vLLM's or pip's."""

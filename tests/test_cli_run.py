@@ -8,12 +8,13 @@ import pytest
 
 from vllm_compat.cli import main
 from vllm_compat.commands.run import launch
+from vllm_compat.commands.run.options import LaunchOptions
 
 
 def test_the_options_of_run_end_where_the_program_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def run(argv: list[str], *, module: bool, options: launch.LaunchOptions) -> int:
+    def run(argv: list[str], *, module: bool, options: LaunchOptions) -> int:
         seen.update(argv=argv, module=module, apply=dict(options.apply))
         return 0
 
@@ -47,7 +48,7 @@ def test_all_words_behind_the_program_are_the_programs(
 ) -> None:
     seen: list[list[str]] = []
 
-    def run(argv: list[str], *, module: bool, options: launch.LaunchOptions) -> int:
+    def run(argv: list[str], *, module: bool, options: LaunchOptions) -> int:
         assert not module
         seen.append(argv)
         return 7

@@ -158,8 +158,9 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run a program that knows nothing of vllm_compat, unmodified, in a supervised child process:"
         " same arguments, same exit status, signals passed on. Samples are saved whole and in order;"
-        " torn and missing ones in the program's --output-dir are made again. Options of run stand"
-        " before the program, the program's own behind it."
+        " torn and missing ones in the program's --output-dir are made again. Stock's launcher of a vLLM"
+        " server is judged before anything loads, gets the flags that it needs, and takes the place of"
+        " this process. Options of run stand before the program, the program's own behind it."
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="run a module, as `python -m` does"
@@ -199,6 +200,11 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         f" their answers is lost on the way to token ids (default: {MAX_LOSS})",
     )
     _add_launch_arguments(parser)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="of stock's launcher of a vLLM server: judge its command, print it, and start nothing",
+    )
     # As torchrun does: all from the first word that is no option of ours on is the program's.
     parser.add_argument(
         "argv", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the program, and its arguments"
@@ -298,7 +304,11 @@ def _set_up_preflight(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many samples will be saved, for the disk space that they take",
     )
+    parser.add_argument(
+        "--tokens", type=int, metavar="N", help="with --server, how many tokens will be saved in all"
+    )
     parser.add_argument("--output-dir", metavar="DIR", help="the folder that they will be saved in")
+    _add_server(parser)
     parser.add_argument(
         "--read-speed",
         metavar="SIZE",
@@ -383,8 +393,18 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server",
+        action="store_true",
+        help="for the server flow (speculators 0.5 and later): --layer-ids are in the server's"
+        " numbering, as its launcher's --target-layer-ids",
+    )
+
+
 def _set_up_layers(parser: argparse.ArgumentParser) -> None:
     _add_model_arguments(parser)
+    _add_server(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(command=_layers)
 
@@ -502,7 +522,8 @@ def _run(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from vllm_compat.commands.run.folder import numbers_to_leave_out
-    from vllm_compat.commands.run.launch import LaunchOptions, run
+    from vllm_compat.commands.run.launch import run
+    from vllm_compat.commands.run.options import LaunchOptions
 
     argv = options.argv[1:] if options.argv[:1] == ["--"] else options.argv
     if not argv:
@@ -519,6 +540,7 @@ def _run(options: argparse.Namespace) -> int:
         leave_folder=options.leave_folder,
         leave_out=numbers_to_leave_out(options.leave_out),
         grace_seconds=options.grace,
+        dry_run=options.dry_run,
         apply={
             "capture": options.capture,
             "transfer": options.transfer,
@@ -569,19 +591,22 @@ def _preflight(options: argparse.Namespace) -> int:
         preflight,
         render,
     )
+    from vllm_compat.commands.preflight.server import preflight_server
 
     capability, memory = options.device_capability, options.device_memory
-    report = preflight(
-        Options(
-            **_run_terms(options),
-            capability=parse_capability(capability) if capability else None,
-            device_memory=parse_size(memory) if memory else None,
-            samples=options.samples,
-            output_dir=Path(options.output_dir) if options.output_dir else None,
-            read_speed=parse_size(options.read_speed) if options.read_speed else None,
-        ),
-        ask=not options.static,
+    terms = Options(
+        **_run_terms(options),
+        capability=parse_capability(capability) if capability else None,
+        device_memory=parse_size(memory) if memory else None,
+        samples=options.samples,
+        tokens=options.tokens,
+        output_dir=Path(options.output_dir) if options.output_dir else None,
+        read_speed=parse_size(options.read_speed) if options.read_speed else None,
     )
+    if options.server:
+        report = preflight_server(terms)
+    else:
+        report = preflight(terms, ask=not options.static)
     print(render(report, "json" if options.json else "text"))
     return report.exit_status
 
@@ -632,7 +657,12 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _layers(options: argparse.Namespace) -> int:
     from vllm_compat.analysis.layer_ids import layers_of, render
+    from vllm_compat.analysis.serving.layers import render_server, server_layers_of
 
+    if options.server:
+        found = server_layers_of(options.model, options.layer_ids)
+        print(render_server(found, "json" if options.json else "text"))
+        return 0
     print(render(layers_of(options.model, options.layer_ids), "json" if options.json else "text"))
     return 0
 

@@ -6,7 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from vllm_compat.commands.run.launch import LaunchOptions, run
+from vllm_compat.commands.run.launch import run
+from vllm_compat.commands.run.options import LaunchOptions
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])

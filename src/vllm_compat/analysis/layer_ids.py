@@ -111,10 +111,7 @@ def layers_of(
         Layer(entry, k, k + 1, "verifier's last" if entry == last else "auxiliary")
         for entry, k in enumerate(asked)
     )
-    text = _text_config(config)
-    width = text.get("hidden_size", config.get("hidden_size"))
-    width = width if isinstance(width, int) else None
-    dtype = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if c.get(k)), "")
+    shape = shape_of(config, model)
     architectures = config.get("architectures") or ["unknown architecture"]
     streams = streams_of(config).number
     several = refusal(config, str(model))
@@ -122,16 +119,42 @@ def layers_of(
         model=str(model),
         architecture=str(architectures[0]),
         layers=count,
-        hidden_size=width,
+        hidden_size=shape.hidden_size,
         selection=selection,
         asked=asked,
         entries=entries,
         draft_ids=tuple(layer.vllm_id for layer in entries[:-1]),
         vllm_default_ids=(2, count // 2, count - 3),
-        bytes_per_token=width * streams * len(asked) * _BYTES.get(str(dtype), 2) if width else None,
+        bytes_per_token=shape.value_bytes * streams * len(asked) if shape.value_bytes else None,
         notes=(*([several] if several else []), *_notes(asked, count, selection)),
         streams=streams,
     )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a configuration says of a model's residual stream; None where it does not tell the width.
+
+    ``value_bytes`` is the size of one layer's state of one token, in the model's dtype.
+    """
+
+    layers: int
+    hidden_size: int | None
+    value_bytes: int | None
+
+
+def shape_of(config: Mapping[str, Any], model: str | Path = "the model") -> Shape:
+    """Return number of layers, width and weight of a model's residual stream.
+
+    Raises:
+        UsageError: The configuration does not tell the number of layers.
+    """
+    text = _text_config(config)
+    width = text.get("hidden_size", config.get("hidden_size"))
+    width = width if isinstance(width, int) else None
+    dtype = next((c[k] for c in (text, config) for k in ("dtype", "torch_dtype") if c.get(k)), "")
+    size = None if width is None else width * _BYTES.get(str(dtype), 2)
+    return Shape(number_of_layers(config, model), width, size)
 
 
 def auto_selected(count: int) -> tuple[int, ...]:

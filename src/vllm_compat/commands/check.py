@@ -43,8 +43,16 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME|PATH|WHEEL",
         help="the library that uses vLLM: the name of an installed distribution, a release"
-        " (NAME==VERSION, installed or downloaded to this folder), a folder, a wheel or an sdist"
-        " (default: the installed speculators); may be given more than once",
+        " (NAME==VERSION, installed, downloaded to this folder or recorded), a folder, a wheel or an"
+        " sdist (default: the installed speculators); may be given more than once",
+    )
+    parser.add_argument(
+        "--speculators",
+        action="append",
+        dest="downstream",
+        type="speculators=={}".format,
+        metavar="VERSION",
+        help="a released speculators, which need not be installed: --downstream speculators==VERSION",
     )
     parser.add_argument(
         "--vllm",
@@ -199,7 +207,8 @@ def check(
     One pair takes about a second.
 
     Args:
-        downstreams: Distribution names, folders, wheels or sdists, one or several; by default the
+        downstreams: Distribution names, folders, wheels or sdists, one or several, or released
+            speculators, which need not be installed (``"speculators==0.9.0"``); by default the
             installed ``speculators``.
         vllms: Versions of recorded releases (``"0.33.0"``), source trees, wheels or sdists, one or
             several; by default the installed vLLM, or none more where ``all_releases`` is given.
@@ -256,13 +265,11 @@ def _check(
     memory: Memory,
     model: str | Path | None,
 ) -> Report:
-    from vllm_compat.analysis.downstream import find_downstream
-    from vllm_compat.analysis.server_flow import in_server_flow
     from vllm_compat.analysis.surface.files import need_interpreter
     from vllm_compat.commands.checking.dating import History, Releases
-    from vllm_compat.commands.checking.downstream import Source
+    from vllm_compat.commands.checking.downstream import source_of
     from vllm_compat.commands.checking.judging import judge
-    from vllm_compat.commands.checking.server import architectures_of, asks_of
+    from vllm_compat.commands.checking.server import architectures_of
     from vllm_compat.commands.checking.surroundings import environment_of
     from vllm_compat.commands.report.model import Report
 
@@ -270,9 +277,7 @@ def _check(
     releases = Releases()
     named = [*releases.versions, *vllms] if all_releases else vllms
     whats = _once(_release(what, releases.versions) for what in named) or [None]
-    sources = [
-        Source(find_downstream(what, python=python), memory) for what in _once(downstreams) or [None]
-    ]
+    sources = [source_of(what, python, memory) for what in _once(downstreams) or [None]]
     surfaces = [
         releases.get(str(what)) if what in releases.versions else _opened(what, python) for what in whats
     ]
@@ -280,13 +285,12 @@ def _check(
     pairs = []
     for source in sources:
         contract = source.contract
-        asks = asks_of(source.files) if in_server_flow(contract) else ()
+        asks = source.asks()
         history = History(contract, releases, whole=len(surfaces) > 3, memory=memory)
         for what, surface in zip(whats, surfaces, strict=True):
             installed = what is None or what == "installed"
             environment = environment_of(source, surface, installed, python, device)
             planned = source.planned(surface, environment, keep=not history.whole)
-            described = source.files.described
             pairs.append(
                 judge(
                     contract,
@@ -295,7 +299,7 @@ def _check(
                     installed,
                     history,
                     planned,
-                    described,
+                    source.described,
                     asks,
                     architectures,
                 )
@@ -367,14 +371,16 @@ def diff(
         >>> found = vllm_compat.diff("0.16.0", "0.33.0", "speculators")
         >>> [change.symbol for change in found.changes if change.kind == "removed"]
     """
-    from vllm_compat.analysis.downstream import read_contract
+    from vllm_compat.analysis.cache import Memory
     from vllm_compat.analysis.surface import open_surface
     from vllm_compat.analysis.surface.files import need_interpreter
+    from vllm_compat.commands.checking.downstream import source_of
     from vllm_compat.commands.report.changes import compare_all, compare_used
 
     need_interpreter(python)
     before, after = open_surface(a, python=python), open_surface(b, python=python)
     if all_symbols:
         return compare_all(before, after)
-    contracts = [read_contract(what, python=python) for what in _several(downstreams) or (None,)]
+    none = Memory(None)
+    contracts = [source_of(what, python, none).contract for what in _several(downstreams) or (None,)]
     return compare_used(before, after, contracts)

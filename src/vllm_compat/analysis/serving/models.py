@@ -9,8 +9,9 @@ there.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_compat.analysis.serving.modules import Modules
 
@@ -90,18 +91,44 @@ def read_model(modules: Modules, architecture: str) -> ModelOffer:
     return ModelOffer(architecture, True, interface, False, False, where)
 
 
+def named_in(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the architectures that a model's ``config.json`` names, its language model's included."""
+    inner = config.get("text_config")
+    both = (config, inner if isinstance(inner, Mapping) else {})
+    return tuple(dict.fromkeys(str(name) for part in both for name in part.get("architectures") or ()))
+
+
+def is_hybrid(modules: Modules, architecture: str) -> bool:
+    """Whether the class of an architecture has Mamba or linear attention beside attention."""
+    entry = _registered(modules, architecture)
+    return entry is not None and any(
+        ast.unparse(base).rpartition(".")[2] == "IsHybrid"
+        for _, node in modules.lineage(*entry)
+        for base in node.bases
+    )
+
+
+def architectures_in(modules: Modules) -> tuple[str, ...]:
+    """Return the architectures that vLLM's registry has, in its order."""
+    return tuple(dict.fromkeys(name for name, _ in _registry(modules)))
+
+
 def _registered(modules: Modules, architecture: str) -> tuple[str, str] | None:
+    return next((entry for name, entry in _registry(modules) if name == architecture), None)
+
+
+def _registry(modules: Modules) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield architectures, each with the module and the name of its class."""
     tree = modules.tree(_REGISTRY)
     for node in ast.walk(tree) if tree else ():
         if not isinstance(node, ast.Dict):
             continue
         for key, value in zip(node.keys, node.values, strict=True):
-            if not isinstance(key, ast.Constant) or key.value != architecture:
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
                 continue
             if isinstance(value, ast.Tuple) and len(value.elts) == 2:
                 module, name = (str(getattr(e, "value", "")) for e in value.elts)
-                return (module if "." in module else f"{_MODELS}.{module}"), name
-    return None
+                yield key.value, ((module if "." in module else f"{_MODELS}.{module}"), name)
 
 
 def _forwards(

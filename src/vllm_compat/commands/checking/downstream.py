@@ -15,7 +15,7 @@ from vllm_compat.analysis.codec import (
     unpack_planned,
 )
 from vllm_compat.analysis.contract import Contract
-from vllm_compat.analysis.downstream import contract_of
+from vllm_compat.analysis.downstream import contract_of, find_downstream
 from vllm_compat.analysis.environment import Environment
 from vllm_compat.analysis.fact_reading import (
     features_of,
@@ -23,9 +23,18 @@ from vllm_compat.analysis.fact_reading import (
     own_features,
     torch_for_typing,
 )
+from vllm_compat.analysis.recorded_downstreams import (
+    RecordedDownstream,
+    recorded_downstream,
+    recorded_names,
+)
+from vllm_compat.analysis.server_flow import in_server_flow
+from vllm_compat.analysis.serving.launchers import launcher_of
+from vllm_compat.analysis.serving.model import Ask
 from vllm_compat.analysis.surface.files import PackageFiles
 from vllm_compat.analysis.surface.model import Surface
 from vllm_compat.commands.checking.judging import find_and_plan
+from vllm_compat.commands.checking.server import asks_of
 from vllm_compat.errors import UsageError
 
 
@@ -51,6 +60,15 @@ class Source:
             unpack=unpack_contract,
         )
 
+    @property
+    def described(self) -> bool:
+        """Whether metadata, and not the source itself, says which release it is."""
+        return self.files.described
+
+    def asks(self) -> tuple[Ask, ...]:
+        """Return what it asks of a vLLM server; nothing where hidden states come from no server."""
+        return asks_of(self.files) if in_server_flow(self.contract) else ()
+
     def planned(self, surface: Surface, environment: Environment, *, keep: bool) -> Planned:
         """Find what does not fit, and plan; ``keep``: or remember both."""
         memory = self.memory if keep else Memory(None)
@@ -65,11 +83,9 @@ class Source:
     def features(self, transformers: Path) -> tuple[str, ...]:
         """Read what transformers, a package's folder, and the downstream are to each other."""
         try:
-            own: tuple[str, ...] = self.memory.recall(
-                "own", self.key, self._own, pack=list, unpack=tuple
-            )
+            own: tuple[str, ...] = self.memory.recall("own", self.key, self.own, pack=list, unpack=tuple)
             wanted: dict[str, list[str]] = self.memory.recall(
-                "names", self.key, self._names, pack=dict, unpack=dict
+                "names", self.key, self.names, pack=dict, unpack=dict
             )
             typing = self.memory.recall(
                 "typing",
@@ -85,11 +101,13 @@ class Source:
             ) from error
         return own + features_of(wanted, typing, transformers)
 
-    def _own(self) -> tuple[str, ...]:
+    def own(self) -> tuple[str, ...]:
+        """Return where the downstream makes samples and drafts, whatever transformers is."""
         with self._folder() as folder:
             return own_features(folder)
 
-    def _names(self) -> dict[str, list[str]]:
+    def names(self) -> dict[str, list[str]]:
+        """Return what the downstream imports from modules of transformers, by module."""
         with self._folder() as folder:
             return names_from_transformers(folder)
 
@@ -112,3 +130,47 @@ class Source:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(self.files.source(module) or b"")
             yield Path(name, self.contract.package)
+
+
+class RecordedSource(Source):
+    """A released downstream of which nothing is here but its record."""
+
+    def __init__(self, record: RecordedDownstream, memory: Memory) -> None:
+        self.record = record
+        self.memory = memory
+        self.key = [record.file, record.sha256]
+        self.contract = record.contract
+
+    @property
+    def described(self) -> bool:
+        return True
+
+    def asks(self) -> tuple[Ask, ...]:
+        from packaging.version import Version
+
+        if not in_server_flow(self.contract):
+            return ()
+        return (*launcher_of(Version(self.contract.version)), *self.record.asks)
+
+    def own(self) -> tuple[str, ...]:
+        return self.record.own
+
+    def names(self) -> dict[str, list[str]]:
+        return self.record.names
+
+
+def source_of(what: str | Path | None, python: str | None, memory: Memory) -> Source:
+    """Find a downstream: its source, or, for a release that is not here, its record.
+
+    Raises :class:`~vllm_compat.errors.UsageError` where there is neither.
+    """
+    try:
+        return Source(find_downstream(what, python=python), memory)
+    except UsageError as error:
+        record = recorded_downstream(what) if isinstance(what, str) else None
+        if record is not None:
+            return RecordedSource(record, memory)
+        if isinstance(what, str) and what.startswith("speculators=="):
+            versions = ", ".join(name.partition("==")[2] for name in recorded_names())
+            raise UsageError(f"{str(error).rstrip('.')}; recorded are {versions}.") from error
+        raise

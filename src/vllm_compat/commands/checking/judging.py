@@ -240,8 +240,8 @@ def _server_flow_notes(contract: Contract, surface: Surface, described: bool) ->
         )
     elif version >= Version("0.8"):
         yield (
-            "The launcher is in no wheel; for 0.8 and later the one in speculators' repository of August"
-            " 2026 is assumed."
+            "The launcher is in no wheel; for 0.8 and later what it asks is inferred from the one in"
+            " speculators' repository of August 2026."
         )
     if release_of(surface.version) is None:
         yield "This vLLM does not say its release: hazards of all releases are listed."

@@ -12,10 +12,11 @@ from vllm_compat.analysis.server_flow import release_of
 from vllm_compat.analysis.serving.asked import find_launcher, read_clients, read_launcher
 from vllm_compat.analysis.serving.comparing import find_across
 from vllm_compat.analysis.serving.launchers import launcher_of
-from vllm_compat.analysis.serving.model import Ask, AskKind
-from vllm_compat.analysis.serving.models import ModelOffer, read_model
+from vllm_compat.analysis.serving.model import Ask, AskKind, Offered
+from vllm_compat.analysis.serving.models import ModelOffer, named_in, read_model
 from vllm_compat.analysis.serving.modules import Modules
 from vllm_compat.analysis.serving.offered import read_offered
+from vllm_compat.analysis.serving.recorded import recorded_models, recorded_offer
 from vllm_compat.analysis.surface.source import SourceSurface
 from vllm_compat.errors import UsageError
 
@@ -39,17 +40,25 @@ def asks_of(files: PackageFiles) -> tuple[Ask, ...]:
     return (*launcher, *read_clients(files))
 
 
-def across(asks: Sequence[Ask], surface: Surface) -> tuple[Finding, ...] | None:
-    """Return what is asked and not there; None where one of both sides could not be read whole.
+def offer_of(surface: Surface) -> Offered | None:
+    """Return what the server of a vLLM offers, read or recorded; None where it is not known whole."""
+    if isinstance(surface, SourceSurface):
+        offered: Offered | None = read_offered(surface.files)
+    else:
+        offered = recorded_offer(surface.version)
+    if offered is None or not (
+        offered.flags and offered.methods and offered.routes and offered.requests
+    ):
+        return None
+    return offered
 
-    A recorded release holds no flags, routes or request models.
-    """
-    if not isinstance(surface, SourceSurface) or not any(a.kind is AskKind.METHOD for a in asks):
+
+def across(asks: Sequence[Ask], surface: Surface) -> tuple[Finding, ...] | None:
+    """Return what is asked and not there; None where one of both sides is not known whole."""
+    if not any(a.kind is AskKind.METHOD for a in asks):
         return None
-    offered = read_offered(surface.files)
-    if not (offered.flags and offered.methods and offered.routes and offered.requests):
-        return None
-    return find_across(asks, offered)
+    offered = offer_of(surface)
+    return None if offered is None else find_across(asks, offered)
 
 
 def architectures_of(model: str) -> tuple[str, ...]:
@@ -65,19 +74,21 @@ def architectures_of(model: str) -> tuple[str, ...]:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"The configuration of the model {model} cannot be read: {error}.") from error
-    inner = config.get("text_config") or {}
-    found = [*(config.get("architectures") or ()), *(inner.get("architectures") or ())]
+    found = named_in(config)
     if not found:
         raise UsageError(f"{file} names no architectures: give the architecture's name itself.")
-    return tuple(dict.fromkeys(map(str, found)))
+    return found
 
 
 def offers_of(architectures: Sequence[str], surface: Surface) -> tuple[ModelOffer, ...]:
-    """Return what the model classes offer on a vLLM; nothing of a recorded release, which has none."""
-    if not isinstance(surface, SourceSurface):
+    """Return what the model classes offer on a vLLM; nothing where it has neither source nor record."""
+    if isinstance(surface, SourceSurface):
+        modules = Modules(surface.files)
+        return tuple(read_model(modules, name) for name in architectures)
+    models = recorded_models(surface.version)
+    if models is None:
         return ()
-    modules = Modules(surface.files)
-    return tuple(read_model(modules, name) for name in architectures)
+    return tuple(models.get(name, ModelOffer(name)) for name in architectures)
 
 
 def model_findings(offers: Sequence[ModelOffer], asks: Sequence[Ask]) -> tuple[Finding, ...]:

@@ -61,12 +61,14 @@ class Options(RunTerms):
     """What the run will be given, in stock's own terms, and the device that it will have.
 
     ``capability`` and ``device_memory`` (bytes) describe a device that need not be here; None asks
-    about the machine's own. ``devices`` is the tensor parallel size.
+    about the machine's own. ``devices`` is the tensor parallel size. ``samples`` or, in the server flow,
+    ``tokens`` will be saved.
     """
 
     capability: tuple[int, int] | None = None
     device_memory: int | None = None
     samples: int | None = None
+    tokens: int | None = None
     output_dir: Path | None = None
     read_speed: float | None = None
     downstream: str = "speculators"
@@ -121,6 +123,8 @@ def preflight(options: Options, *, ask: bool = True) -> Report:
         UsageError: The model has no configuration that can be read, or an option makes no sense.
     """
     begin = time.perf_counter()
+    if options.tokens is not None:
+        raise UsageError("--tokens goes with --server: give --samples, of --max-model-len tokens each.")
     config = read_config(options.model)
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
     assert text is not None
@@ -344,8 +348,8 @@ def _output(options: Options, text: Mapping[str, Any]) -> list[Item]:
         folder = folder.absolute().parent
     free = shutil.disk_usage(folder).free
     words = (
-        f"up to {_size(needed)} for {options.samples:,} samples of {options.max_model_len} tokens"
-        f" ({each}); {_size(free)} free at {folder}"
+        f"up to {size_words(needed)} for {options.samples:,} samples of {options.max_model_len} tokens"
+        f" ({each}); {size_words(free)} free at {folder}"
     )
     return [Item("disk", "ok" if needed < free else "fail", words)]
 
@@ -446,9 +450,10 @@ def _memory(asked: Mapping[str, Any], options: Options, text: Mapping[str, Any])
 def _fits(memory: Memory, asked: Mapping[str, Any], options: Options) -> Item:
     room = int(memory.kv_cache / asked["kv_bytes_per_token"]) if asked["kv_bytes_per_token"] else 0
     words = (
-        f"one rank: weights {_size(memory.weights)} + KV cache {_size(memory.kv_cache)} +"
-        f" activations about {_size(memory.activations)} + CUDA about {_size(memory.context)} ="
-        f" {_size(memory.total)} of {_size(memory.device)}; the KV cache holds {room:,} tokens"
+        f"one rank: weights {size_words(memory.weights)} + KV cache {size_words(memory.kv_cache)} +"
+        f" activations about {size_words(memory.activations)} + CUDA about"
+        f" {size_words(memory.context)} = {size_words(memory.total)} of {size_words(memory.device)};"
+        f" the KV cache holds {room:,} tokens"
     )
     if memory.total > memory.device:
         short = "the weights alone do not fit" if memory.weights > memory.device else "they do not fit"
@@ -467,9 +472,11 @@ def _loading(
     if size is None:
         return Item("loading", "note", "the size of the weights is not known")
     if speed is None:
-        return Item("loading", "note", f"{_size(size)} of weights; give --read-speed to know how long")
+        return Item(
+            "loading", "note", f"{size_words(size)} of weights; give --read-speed to know how long"
+        )
     seconds = size / speed
-    words = f"{_size(size)} at {_size(int(speed))}/s: about {_duration(seconds)}"
+    words = f"{size_words(size)} at {size_words(int(speed))}/s: about {_duration(seconds)}"
     limit = asked.get("timeouts", {}).get("VLLM_ENGINE_READY_TIMEOUT_S")
     if limit:
         words += (
@@ -602,7 +609,8 @@ def _next_step(report: Report) -> str:
     return f"Next: read the lines with ??; {small} tries what they leave open, in about a minute."
 
 
-def _size(size: int) -> str:
+def size_words(size: int) -> str:
+    """Return a number of bytes for people."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

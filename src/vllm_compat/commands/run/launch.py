@@ -26,6 +26,9 @@ Daemons with a session of their own are left alone.
 *Progress.* The processes of the run say what they are doing (`vllm_compat.runtime.heartbeat`); the
 launcher shows it and keeps it as JSON (`vllm_compat.commands.run.watch`).
 
+*Servers.* Stock's launcher of a vLLM server is not supervised: its command is judged, and it takes the
+place of this process (`vllm_compat.commands.run.serving`).
+
 *Samples.* Before the program starts, torn and missing files in its output folder are found, so that
 the run makes them again (`vllm_compat.features.resume_samples`). No second run gets the folder, from
 before it is there until the last process that may write into it has ended
@@ -46,12 +49,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_compat.analysis.remote_code import remote_code_of, sentence
 from vllm_compat.commands.run.folder import argument, output_folder, own_folder, start_index
+from vllm_compat.commands.run.options import USAGE_STATUS, LaunchOptions
 from vllm_compat.commands.run.processes import (
     Witness,
     adopt_orphans,
@@ -62,6 +66,7 @@ from vllm_compat.commands.run.processes import (
     wait,
 )
 from vllm_compat.commands.run.records import read_record
+from vllm_compat.commands.run.serving import launcher_in, serve
 from vllm_compat.commands.run.watch import (
     Watch,
     first_error,
@@ -71,36 +76,6 @@ from vllm_compat.commands.run.watch import (
 from vllm_compat.errors import UsageError
 from vllm_compat.features import resume_samples
 from vllm_compat.runtime import env
-
-USAGE_STATUS = 2
-"""Exit status where nothing was started, as Python's own for a script that is not there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """How `run` treats the program.
-
-    Attributes:
-        grace_seconds: How long processes that outlive the program may take to end by themselves.
-        kill_seconds: How long they then have between SIGTERM and SIGKILL.
-        record: Where the program's process leaves its record; a temporary file if None.
-        log: Where the program's output goes, as it is; to where the launcher's goes if None.
-        status_file: Where the state of the run is kept as JSON, if anywhere.
-        every: Seconds between two plain lines on the state of the run.
-        leave_folder: Whether the program's output folder is left as it is before the run.
-        leave_out: The numbers of samples (of data_<i>.pt) that are not made.
-        apply: Keyword arguments for `vllm_compat.apply()`; must be fit for JSON.
-    """
-
-    grace_seconds: float = 10.0
-    kill_seconds: float = 5.0
-    record: Path | None = None
-    log: Path | None = None
-    status_file: Path | None = None
-    every: float = 30.0
-    leave_folder: bool = False
-    leave_out: tuple[int, ...] = ()
-    apply: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +130,12 @@ def run(argv: Sequence[str], *, module: bool, options: LaunchOptions | None = No
         options: What else was asked for.
     """
     options = options or LaunchOptions()
+    launcher = None if module or not argv else launcher_in(argv[0])
     try:
+        if launcher is not None:
+            return serve(argv, launcher, options)
+        if options.dry_run:
+            raise UsageError("--dry-run goes with stock's launcher of a vLLM server, and this is none.")
         command = _command(argv, module=module)
         written = output_folder(argv, module=module)
         folder = None if options.leave_folder else written
