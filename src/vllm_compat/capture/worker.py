@@ -37,8 +37,9 @@ class Capture:
     ``auxiliary`` for the model's own auxiliary hidden states; ``auto`` for hooks, and the auxiliary
     states where hooks cannot tell the layers or their stream; ``stock`` for the downstream's loop, which
     needs ``stock`` (the downstream's worker module and its own set-up call). ``strategy`` is the one in
-    force. With ``prove`` what is captured is proven (`vllm_compat.capture.prover`). What is changed on
-    the model and its runner is enlisted in ``transaction``.
+    force, ``prompts`` the token ids of each request of the batch so far. With ``prove`` what is captured
+    is proven (`vllm_compat.capture.prover`). What is changed on the model and its runner is enlisted in
+    ``transaction``.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Capture:
         self._ready: dict[int, Any] = {}
         self._spans: tuple[Span, ...] | None = None
         self._failure: str | None = None
+        self.prompts: dict[str, Sequence[int]] = {}
         self.store: RowStore = (
             SharedRowStore(len(self.unique_ids), self.runner.device)
             if shared
@@ -167,7 +169,10 @@ class Capture:
         self._ready.clear()
         self._spans = None
         self._step = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
-        if self._step is not None and self._prover is not None:
+        if self._step is None:
+            return
+        self.prompts.update((r.req_id, r.prompt_token_ids) for r in self._step.scheduled_new_reqs)
+        if self._prover is not None:
             self._prover.begin(self._step)
 
     def _end(self) -> None:
@@ -197,8 +202,8 @@ class Capture:
             assert self._spans is not None
             captured = [self._captured[i] for i in self.unique_ids]
             self._values.look(self._spans, captured)
+            self.store.expect({r.req_id: _length(r) for r in step.scheduled_new_reqs})
             if isinstance(self.store, SharedRowStore):
-                self.store.expect({r.req_id: _length(r) for r in step.scheduled_new_reqs})
                 self.store.ready = [self._ready.get(i) for i in self.unique_ids]
             self.store.add(self._spans, captured)
         except GuardError as error:
@@ -256,6 +261,7 @@ class Capture:
     def reset(self) -> None:
         """Forget what was captured; the next batch begins."""
         self.store.clear()
+        self.prompts.clear()
         self._values = Values()
         if self._prover is not None:
             self._prover.clear()

@@ -48,6 +48,8 @@ class ShutDown(Feature):
 
         module, _, cls = plan.roles.generator.partition(":")
         transaction.wrap(f"{module}:{cls}.__init__", built)
+        if plan.is_public:
+            return  # whatever refuses its ranks ends it at once
 
         def started(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:

@@ -1,0 +1,52 @@
+"""The second engine (adapters engine.public, engine.stand_ins): the rows of the first, on real vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+beyond = pytest.mark.beyond
+Cell = Callable[..., dict[str, Any]]
+
+PUBLIC = ("--engine", "public")
+
+
+@pytest.mark.parametrize(
+    ("vllm", "speculators", "model", "ranks", "launcher"),
+    [
+        ("0.16.0", "0.4.0.1", "llama", 1, False),
+        ("0.16.0", "0.3.0", "llama", 2, False),
+        pytest.param("0.16.0", "0.4.0.1", "kimi_k25", 1, False, marks=beyond),
+        pytest.param("0.32.0", "0.4.0.1", "llama", 1, False, marks=beyond),
+        pytest.param("0.32.0", "0.4.0.1", "kimi_k25", 1, False, marks=beyond),
+        pytest.param("0.32.0", "0.3.0", "llama", 2, False, marks=beyond),
+    ],
+)
+def test_every_scenario_is_right(
+    cell: Cell, vllm: str, speculators: str, model: str, ranks: int, launcher: bool
+) -> None:
+    record = cell(vllm, speculators, model, *PUBLIC, ranks=ranks, launcher=launcher)
+    assert record["outcome"] == "right", record["error"]
+    assert record["plan"]["engine"] == "public"
+    assert len(record["workers"]) == ranks
+    assert {"engine.public"} <= {patch["owner"] for patch in record["patches"]}
+    assert record["workers"][0]["capture"] == "hooks"
+    assert "did not end by itself" not in record["output"]
+
+
+def test_its_rows_are_those_of_the_first_engine_bit_for_bit_where_a_batch_has_one_prompt(
+    cell: Cell,
+) -> None:
+    only = ("--scenario", "one prompt of one token")
+    first = cell("0.16.0", "0.4.0.1", "llama", *only)
+    second = cell("0.16.0", "0.4.0.1", "llama", *only, *PUBLIC)
+    digests = [record["scenarios"][only[1]]["digest"] for record in (first, second)]
+    assert digests[0] == digests[1]
+
+
+def test_preempted_requests_are_computed_again_and_right(cell: Cell) -> None:
+    record = cell("0.16.0", "0.4.0.1", "llama", *PUBLIC, "--kv-blocks", "18")
+    assert record["outcome"] == "right", record["error"]
