@@ -15,10 +15,11 @@ PACKAGES = ("torch", "transformers", "pydantic", "datasets", "huggingface-hub", 
 CAPTURES = ("auto", "hooks", "auxiliary", "stock")
 """The capture strategies that can be asked for (`vllm_compat.capture.worker.Capture`)."""
 
-STOCK, PUBLIC = "stock", "public"
-ENGINES = ("auto", STOCK, PUBLIC)
+STOCK, PUBLIC, ALONE = "stock", "public", "alone"
+ENGINES = ("auto", STOCK, PUBLIC, ALONE)
 """The engines that can be asked for: that which the downstream builds, fitted by adapters; one on vLLM's
-public interface; or the first, and the second where something stays unmet for the first."""
+public interface; the same with one prompt a step, so that no batch has an order. ``auto`` is the first.
+"""
 
 MAX_LOSS = 0.01
 """The largest share of conversations, of their turns and of their answers that may be lost, unless the

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from vllm_compat.analysis.drift import Finding
-from vllm_compat.analysis.environment import PUBLIC, STOCK, Environment
+from vllm_compat.analysis.environment import ALONE, PUBLIC, STOCK, Environment
 from vllm_compat.errors import IncompatibleError, UsageError
 
 SCHEMA_VERSION = 1
@@ -67,8 +67,8 @@ class Plan:
     The part that crosses into other processes is text (:meth:`dumps`); ``digest`` names it, so that
     ranks can be compared. ``guarded`` are the vLLM symbols whose call sites fit only for some of
     the values that may come, so that a guard looks at each value. ``engine`` is the engine that serves
-    the generator, ``stock`` or ``public``. ``findings`` are all that were found, in the process that
-    made the plan.
+    the generator: ``stock``, ``public``, or ``alone`` for the latter with one prompt a step.
+    ``findings`` are all that were found, in the process that made the plan.
     """
 
     downstream: str
@@ -95,7 +95,7 @@ class Plan:
     @property
     def is_public(self) -> bool:
         """Whether the second engine serves the generator, on vLLM's public interface."""
-        return self.engine == PUBLIC
+        return self.engine in (PUBLIC, ALONE)
 
     @property
     def captures_by_request(self) -> bool:

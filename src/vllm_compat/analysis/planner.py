@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 from vllm_compat.analysis.contract import CallSite, Contract
 from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
-from vllm_compat.analysis.environment import PUBLIC, STOCK, Environment
+from vllm_compat.analysis.environment import ALONE, PUBLIC, STOCK, Environment
 from vllm_compat.analysis.plan import Plan, Roles, Step
 from vllm_compat.analysis.surface.model import Surface
 from vllm_compat.errors import IncompatibleError, UsageError
@@ -107,15 +107,15 @@ def make_plan(
     """
     refuse_unknown(switched_off, adapters, features)
     case = Case(contract, surface, environment, find_drifts(contract, surface), roles_of(contract))
-    if environment.engine == PUBLIC:
+    if environment.engine in (PUBLIC, ALONE):
         plan = _plan(replace(case, engine=PUBLIC), adapters, switched_off)
-        if plan.engine != PUBLIC:
+        if not plan.is_public:
             raise IncompatibleError(
                 f"The second engine does not fit vLLM {surface.version}: LLM, LLM.generate,"
                 " LLM.collective_rpc or SamplingParams are not what it relies on. Use engine='stock', or"
                 " another release of vLLM."
             )
-        return plan
+        return replace(plan, engine=environment.engine)
     return _plan(case, adapters, switched_off)
 
 

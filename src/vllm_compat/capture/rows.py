@@ -77,16 +77,16 @@ class RowStore:
         offset = 0
         for span in spans:
             have = self.rows.get(span.request_id, 0)
-            if span.start > have:
+            # An engine that schedules ahead may compute tokens behind the prompt as well.
+            count = min(span.count, self.lengths.get(span.request_id, sys.maxsize) - span.start)
+            if count > 0 and span.start > have:
                 raise GuardError(
                     f"Request {span.request_id} continues at token {span.start}, but only {have} of"
                     " its rows were captured: a cached prefix or a lost step."
                 )
-            # An engine that schedules ahead may compute a token behind the prompt as well.
-            count = min(span.count, self.lengths.get(span.request_id, sys.maxsize) - span.start)
             if count > 0:
-                kept = replace(span, count=count)
-                self.keep(kept, have, [tensor[offset : offset + count] for tensor in captured])
+                parts = [tensor[offset : offset + count] for tensor in captured]
+                self.keep(replace(span, count=count), have, parts)
                 self.rows[span.request_id] = span.start + count
             offset += span.count
 

@@ -91,8 +91,11 @@ class PublicExecutor:
             raise UsageError(_SHUT_DOWN)
         return self._llm.collective_rpc(method, timeout, args)
 
-    def compute(self, prompts: Sequence[Sequence[int]]) -> list[Any]:
-        """Let vLLM compute each prompt to its end, and one token; return its outputs, in order."""
+    def compute(self, prompts: Sequence[Sequence[int]], *, alone: bool = False) -> list[Any]:
+        """Let vLLM compute each prompt to its end, and one token; return its outputs, in order.
+
+        With ``alone`` the next prompt is sent when the one before has been computed.
+        """
         from vllm import SamplingParams
 
         if self._llm is None:
@@ -100,7 +103,10 @@ class PublicExecutor:
         self._unclean = True
         once = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         given = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = list(self._llm.generate(given, once, use_tqdm=False))
+        batches = [[prompt] for prompt in given] if alone else [given]
+        outputs = [
+            output for batch in batches for output in self._llm.generate(batch, once, use_tqdm=False)
+        ]
         self._unclean = False
         return outputs
 
@@ -209,6 +215,8 @@ def build(generator: Any, construct: Any, args: tuple[Any, ...], kwargs: Mapping
     """
     from transformers import AutoConfig, AutoTokenizer
 
+    from vllm_compat.runtime import run_record
+
     given = _bound(construct, args, kwargs)
     path = given["model_path"]
     generator.model_path, generator.tensor_parallel_size = path, given["tensor_parallel_size"]
@@ -220,6 +228,12 @@ def build(generator: Any, construct: Any, args: tuple[Any, ...], kwargs: Mapping
         generator.executor = executor
         facts = _set_up(executor, generator.layer_ids)
         generator.vllm_config = _Config(facts)
+        if facts.alone:
+            run_record.note("one prompt a step, since no order of a batch is relied on")
+            logger.warning(
+                "vllm_compat: each prompt is computed in steps of its own, so that no order of a batch"
+                " is relied on. The shorter prompts are, the more time that takes."
+            )
     except BaseException:
         executor.shutdown()
         raise
@@ -327,7 +341,7 @@ def generate(generator: Any, token_ids: Any) -> list[dict[str, Any]]:
     executor: PublicExecutor = generator.executor
     executor.clean()
     executor.collective_rpc(reset)
-    outputs = executor.compute(prompts)
+    outputs = executor.compute(prompts, alone=generator.vllm_config.model_config.alone)
     replies: list[Reply] = executor.collective_rpc(states)
     reply = next((r for r in replies if r.states is not None or r.fault), replies[0])
     requests = paired([str(output.request_id) for output in outputs], prompts, reply.prompts)

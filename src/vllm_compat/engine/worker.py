@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_compat.analysis.environment import ALONE
 from vllm_compat.errors import GuardError, VllmCompatError
 from vllm_compat.runtime import run
 
@@ -53,6 +54,7 @@ class ModelFacts:
     """What the checks ask of a model's configuration, in the words of vLLM's ``ModelConfig``.
 
     ``dtype`` is written as torch writes it, ``hf_text_config`` holds the counts of experts only.
+    ``alone`` says that the workers need one prompt a step.
     """
 
     width: int
@@ -60,6 +62,7 @@ class ModelFacts:
     dtype: str
     max_model_len: int
     hf_text_config: dict[str, int] = field(default_factory=dict)
+    alone: bool = False
 
     def get_hidden_size(self) -> int:
         """Return the width of a row."""
@@ -95,7 +98,7 @@ def setup(worker: Any, layer_ids: Sequence[int]) -> ModelFacts:
         VllmCompatError: The model's layers cannot be told, or would be misread.
     """
     from vllm_compat.capture import slabs
-    from vllm_compat.capture.worker import Capture
+    from vllm_compat.capture.worker import Capture, tells_order
     from vllm_compat.checks import misread
 
     mine = run.current()
@@ -103,12 +106,14 @@ def setup(worker: Any, layer_ids: Sequence[int]) -> ModelFacts:
         raise GuardError("This worker has no plan in force, so nothing would be checked.")
     misread.refuse_configured(worker.vllm_config, mine.plan)
     transaction = mine.transaction.owned_by("engine.public")
+    alone = mine.plan.engine == ALONE or not tells_order(worker.model_runner)
     capture = Capture(
         worker,
         layer_ids,
         capture=mine.plan.environment.capture,
         shared=mine.plan.environment.transfer != "rpc" and not slabs.refused(),
         prove="proofs" not in mine.plan.switched_off,
+        alone=alone,
         transaction=transaction,
     )
     transaction.set_attribute(worker, _KEY, capture)
@@ -120,6 +125,7 @@ def setup(worker: Any, layer_ids: Sequence[int]) -> ModelFacts:
         str(model.dtype),
         int(model.max_model_len),
         {k: v for k, v in text.items() if k.endswith("experts") and isinstance(v, int)},
+        alone,
     )
 
 

@@ -115,7 +115,8 @@ def apply(
             may be lost on the way to token ids. Losses are always told.
         engine: ``stock`` for the engine that the downstream builds out of vLLM's internals, fitted by
             adapters; ``public`` for one on vLLM's public interface alone (``vllm.LLM``), which is not
-            the downstream's code; ``auto`` for the first.
+            the downstream's code; ``alone`` for that with one prompt a step, which is slower and asks
+            nobody in which order a batch holds its prompts; ``auto`` for the first.
         without: Adapters and features to leave out by their names: an adapter although it is needed, to
             see what it is good for; a feature because its change of behaviour is not wanted. With
             ``proofs`` the captured rows are not proven, with ``remote_code`` no code that a model
@@ -189,7 +190,7 @@ def plan_installed(
     """Return the plan for what is installed in this interpreter, changing nothing."""
     from vllm_compat import checks, features
     from vllm_compat.adapters import make_plan, registry
-    from vllm_compat.analysis.environment import CAPTURES, ENGINES, PUBLIC
+    from vllm_compat.analysis.environment import ALONE, CAPTURES, ENGINES, PUBLIC
     from vllm_compat.analysis.installed import installed_pair
     from vllm_compat.analysis.planner import refuse_unknown
     from vllm_compat.analysis.surface.syntax import uncollected
@@ -200,10 +201,10 @@ def plan_installed(
         raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
     if engine not in ENGINES:
         raise UsageError(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}.")
-    if engine == PUBLIC and capture == "stock":
+    if engine in (PUBLIC, ALONE) and capture == "stock":
         raise UsageError(
             "capture='stock' is the loop of the downstream's own worker, which the second engine"
-            " (engine='public') does not use: leave one of them out."
+            f" (engine={engine!r}) does not use: leave one of them out."
         )
     if not 0 <= max_loss <= 1:
         raise UsageError(f"max_loss is {max_loss!r}; it is a share, from 0 to 1.")

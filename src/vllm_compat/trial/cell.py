@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_compat.analysis.environment import PUBLIC
+from vllm_compat.analysis.environment import ALONE, PUBLIC
 from vllm_compat.trial.stamp import made_by
 
 SCHEMA_VERSION = 1
@@ -181,7 +181,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
     if options.scenario:
         scenarios = {name: scenarios[name] for name in options.scenario}
     results = _results(generator, scenarios)
-    if options.kv_blocks and not options.stock and options.engine != PUBLIC:
+    if options.kv_blocks and not options.stock and options.engine not in (PUBLIC, ALONE):
         record["too_long"] = _too_long(generator, options.kv_blocks, text["vocab_size"])
         results["after the refusal"] = generator.generate(scenarios["duplicates"])
         scenarios["after the refusal"] = scenarios["duplicates"]
@@ -241,7 +241,7 @@ def _force(options: argparse.Namespace) -> None:
         return wrapped(*args, **{**kwargs, "num_gpu_blocks_override": options.kv_blocks})
 
     wrapt.wrap_function_wrapper(ModelConfig, "__init__", dtype)
-    if options.kv_blocks and options.engine == PUBLIC:
+    if options.kv_blocks and options.engine in (PUBLIC, ALONE):
         from vllm.config import CacheConfig
 
         wrapt.wrap_function_wrapper(CacheConfig, "__init__", blocks)
@@ -295,14 +295,14 @@ def _started_by() -> str:
 def _small_steps(options: argparse.Namespace, generator: Any) -> dict[str, int]:
     """Return what makes the second engine cut prompts, which nobody can ask of it between two calls."""
     named = inspect.signature(generator).parameters
-    if options.engine != PUBLIC or "max_num_batched_tokens" not in named:
+    if options.engine not in (PUBLIC, ALONE) or "max_num_batched_tokens" not in named:
         return {}
     return {"max_num_batched_tokens": STEP_TOKENS}
 
 
 def _utilization(options: argparse.Namespace, text: dict[str, Any]) -> float:
     """Return stock's memory fraction; one that gives ``--kv-blocks`` blocks where asked for."""
-    if not options.kv_blocks or options.engine == PUBLIC:
+    if not options.kv_blocks or options.engine in (PUBLIC, ALONE):
         return float(options.gpu_memory_utilization)
     size = {"float32": 4, "bfloat16": 2}[options.dtype]
     heads = text["num_key_value_heads"] // options.tensor_parallel_size
