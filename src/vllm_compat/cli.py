@@ -127,7 +127,8 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=ENGINES,
         help="what serves the generator (stock: the engine that it builds, fitted by adapters; public:"
-        " one on vLLM's public interface alone; alone: that with one prompt a step; auto: the first)",
+        " one on vLLM's public interface alone; alone: that with one prompt a step;"
+        " auto: stock, and public where no adapter helps stock)",
     )
     parser.add_argument(
         "--without",

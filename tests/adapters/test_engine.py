@@ -88,6 +88,12 @@ def without_requests() -> Mutated:
 def test_names_that_are_gone_are_no_reason_to_refuse_and_are_supplied() -> None:
     surface = without_requests()
     assert plan(STOCK, surface).unmet
+    chosen = plan("auto", surface)
+    assert (chosen.engine, chosen.unmet, chosen.environment.engine) == (PUBLIC, (), "auto")
+    assert (
+        f"since no adapter repairs name missing: {REQUEST}.Request"
+        in chosen.step("engine.public").reason
+    )
     asked = plan(PUBLIC, surface)
     assert asked.unmet == ()
     assert asked.step("engine.stand_ins").targets == (f"{REQUEST}:Request", f"{REQUEST}:RequestStatus")
@@ -129,3 +135,17 @@ def test_it_is_not_needed_in_a_case_of_the_other_engine() -> None:
     )
     assert by_name("engine.public").need(case) is None
     assert by_name("engine.public").need(replace(case, engine=PUBLIC)) is not None
+
+
+def test_it_is_not_chosen_where_it_would_not_help_or_was_not_wanted() -> None:
+    surface = without_requests()
+    assert plan("auto").engine == STOCK
+    assert plan(STOCK, surface).engine == STOCK
+    for given in (
+        Environment("3.11.0", (), "cpu", capture="stock"),
+        Environment("3.11.0", (), "cpu"),
+    ):
+        gone = () if given.capture == "stock" else ("vllm.entrypoints.llm.LLM.generate",)
+        made = make_plan(contract(), Mutated(surface, hidden=gone), given)
+        assert made.engine == STOCK
+        assert made.unmet

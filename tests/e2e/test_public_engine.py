@@ -47,6 +47,12 @@ def test_its_rows_are_those_of_the_first_engine_bit_for_bit_where_a_batch_has_on
     assert digests[0] == digests[1]
 
 
-def test_preempted_requests_are_computed_again_and_right(cell: Cell) -> None:
-    record = cell("0.16.0", "0.4.0.1", "llama", *PUBLIC, "--kv-blocks", "18")
+def test_prompts_that_have_no_room_in_a_small_cache_wait(cell: Cell) -> None:
+    record = cell("0.16.0", "0.4.0.1", "llama", *PUBLIC, "--kv-blocks", "4")  # of 128 tokens
     assert record["outcome"] == "right", record["error"]
+
+
+def test_one_prompt_a_step_is_right_and_says_so(cell: Cell) -> None:
+    record = cell("0.16.0", "0.4.0.1", "llama", "--engine", "alone")
+    assert record["outcome"] == "right", record["error"]
+    assert "each prompt is computed in steps of its own" in record["output"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm_compat.adapters.base import Adapter, Case, Need
-from vllm_compat.analysis.drift import FindingKind
+from vllm_compat.analysis.drift import Finding, FindingKind
 from vllm_compat.analysis.environment import PUBLIC
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class PublicEngine(Adapter):
             return None
         answered = {case.roles.generator_module, case.roles.extension_module}
         return Need(
-            "the generator is served from vLLM's public interface",
+            _why(case.unmet),
             tuple(
                 finding
                 for finding in case.findings
@@ -120,6 +121,17 @@ class StandIns(Adapter):
                 transaction.set(target, _from(f"{module}.{name}", plan.vllm))
                 continue
             transaction.supply_module(module, _filler(module, plan.vllm))
+
+
+def _why(unmet: Sequence[Finding]) -> str:
+    """Return why the generator is served from vLLM's public interface."""
+    served = "the generator is served from vLLM's public interface"
+    if not unmet:
+        return f"{served}, as was asked for"
+    first = unmet[0]
+    name = f" ({first.name})" if first.name else ""
+    more = f" and {len(unmet) - 1} more findings" if len(unmet) > 1 else ""
+    return f"{served}, since no adapter repairs {first.kind.value}: {first.symbol}{name}{more}"
 
 
 def offers(surface: Surface) -> bool:

@@ -18,7 +18,8 @@ CAPTURES = ("auto", "hooks", "auxiliary", "stock")
 STOCK, PUBLIC, ALONE = "stock", "public", "alone"
 ENGINES = ("auto", STOCK, PUBLIC, ALONE)
 """The engines that can be asked for: that which the downstream builds, fitted by adapters; one on vLLM's
-public interface; the same with one prompt a step, so that no batch has an order. ``auto`` is the first.
+public interface; the same with one prompt a step, so that no batch has an order. ``auto`` is the first,
+and the second where something stays unmet for the first.
 """
 
 MAX_LOSS = 0.01

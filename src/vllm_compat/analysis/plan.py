@@ -163,6 +163,7 @@ def loads(text: str) -> Plan:
         environment = dict(record["environment"])
         environment["versions"] = tuple(tuple(pair) for pair in environment["versions"])
         environment["features"] = tuple(environment["features"])
+        environment.setdefault("engine", STOCK)  # records from before there was a second one
         return Plan(
             downstream=record["downstream"],
             downstream_version=record["downstream_version"],

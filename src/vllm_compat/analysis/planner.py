@@ -21,7 +21,8 @@ _NOT_FATAL = frozenset({FindingKind.BEHAVIOUR}) | _GUARDED
 class Case:
     """One (contract, surface, environment) with the findings between the first two.
 
-    ``engine`` is the engine that is planned for, ``stock`` or ``public``.
+    ``engine`` is the engine that is planned for, ``stock`` or ``public``; ``unmet`` is what no adapter
+    repairs for the first, where that is why the second is planned for.
     """
 
     contract: Contract
@@ -30,6 +31,7 @@ class Case:
     findings: tuple[Finding, ...]
     roles: Roles
     engine: str = STOCK
+    unmet: tuple[Finding, ...] = ()
 
     def found(self, kind: FindingKind, symbol: str, name: str | None = None) -> tuple[Finding, ...]:
         """Return the findings of that kind about that symbol (and parameter)."""
@@ -102,6 +104,9 @@ def make_plan(
     repair does not count as unmet, since the caller wants to see the run fail. It may also name
     ``features``, which no plan asks for and every process leaves out that finds them there.
 
+    With the engine ``auto`` the plan is for the engine that the downstream builds; only where something
+    stays unmet for that, and nothing for the second engine, it is for the second.
+
     Raises:
         IncompatibleError: The second engine is asked for, and this vLLM's public interface does not fit.
     """
@@ -116,7 +121,11 @@ def make_plan(
                 " another release of vLLM."
             )
         return replace(plan, engine=environment.engine)
-    return _plan(case, adapters, switched_off)
+    plan = _plan(case, adapters, switched_off)
+    if environment.engine == STOCK or environment.capture == "stock" or not plan.unmet:
+        return plan
+    second = _plan(replace(case, engine=PUBLIC, unmet=plan.unmet), adapters, switched_off)
+    return second if second.is_public and not second.unmet else plan
 
 
 def _plan(case: Case, adapters: Sequence[Candidate], switched_off: Collection[str]) -> Plan:

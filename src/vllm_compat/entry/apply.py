@@ -116,7 +116,8 @@ def apply(
         engine: ``stock`` for the engine that the downstream builds out of vLLM's internals, fitted by
             adapters; ``public`` for one on vLLM's public interface alone (``vllm.LLM``), which is not
             the downstream's code; ``alone`` for that with one prompt a step, which is slower and asks
-            nobody in which order a batch holds its prompts; ``auto`` for the first.
+            nobody in which order a batch holds its prompts; ``auto`` for the first, and for ``public``
+            only where no adapter repairs what the first needs.
         without: Adapters and features to leave out by their names: an adapter although it is needed, to
             see what it is good for; a feature because its change of behaviour is not wanted. With
             ``proofs`` the captured rows are not proven, with ``remote_code`` no code that a model
