@@ -163,7 +163,8 @@ def page(record: dict[str, Any]) -> str:
         "*With the second engine*, a release for whose drift no adapter is known is served from vLLM's"
         " public interface, if that fits (the driver's side), and if its workers tell the order of a"
         " batch in a way that was known then (the worker's side: `input_batch`, and `prepare_inputs`"
-        " from 0.12.0 on; 0.34.0 has only the latter). *With one prompt a step as well*, no order is needed."
+        " from 0.12.0 on; 0.34.0 has only the latter). *With one prompt a step as well*, no order is"
+        " needed."
         " The second engine itself counts as known from the first row on, though it was written later:"
         " what it relies on is in every release.",
         "",
