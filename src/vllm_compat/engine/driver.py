@@ -32,15 +32,14 @@ LEAST_STEP_TOKENS = 8192
 SECONDS_TO_END = 10.0
 """How long :meth:`PublicExecutor.shutdown` waits for vLLM's processes."""
 
-KNOWN = {
-    "model_path",
-    "layer_ids",
-    "max_model_len",
-    "gpu_memory_utilization",
-    "tensor_parallel_size",
-    "max_num_batched_tokens",
+DEFAULTS: dict[str, Any] = {
+    "layer_ids": None,
+    "max_model_len": 2048,
+    "gpu_memory_utilization": 0.8,
+    "tensor_parallel_size": 1,
+    "max_num_batched_tokens": None,
 }
-"""The arguments of the generators of speculators 0.3.0 to 0.4.0.1."""
+"""What is taken where the generator has no such argument: the defaults of speculators 0.4.0.1."""
 
 _SHUT_DOWN = "This generator's engine has been shut down: build a new generator."
 
@@ -251,7 +250,8 @@ def _bound(construct: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     foreign = sorted(
         name
         for name, value in bound.arguments.items()
-        if name not in KNOWN and value is not inspect.signature(construct).parameters[name].default
+        if name not in ("model_path", *DEFAULTS)
+        and value is not inspect.signature(construct).parameters[name].default
     )
     if foreign:
         raise UsageError(
@@ -259,9 +259,7 @@ def _bound(construct: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
             f" {', '.join(foreign)}: leave it out, or use engine='stock'."
         )
     bound.apply_defaults()
-    return {"layer_ids": None, "tensor_parallel_size": 1, "max_num_batched_tokens": None} | dict(
-        bound.arguments
-    )
+    return DEFAULTS | dict(bound.arguments)
 
 
 def _layer_ids(config: Any, asked: Sequence[int] | None) -> list[int]:
