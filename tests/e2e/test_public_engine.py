@@ -15,20 +15,20 @@ PUBLIC = ("--engine", "public")
 
 
 @pytest.mark.parametrize(
-    ("vllm", "speculators", "model", "ranks", "launcher"),
+    ("vllm", "speculators", "model", "ranks"),
     [
-        ("0.16.0", "0.4.0.1", "llama", 1, False),
-        ("0.16.0", "0.3.0", "llama", 2, False),
-        pytest.param("0.16.0", "0.4.0.1", "kimi_k25", 1, False, marks=beyond),
-        pytest.param("0.32.0", "0.4.0.1", "llama", 1, False, marks=beyond),
-        pytest.param("0.32.0", "0.4.0.1", "kimi_k25", 1, False, marks=beyond),
-        pytest.param("0.32.0", "0.3.0", "llama", 2, False, marks=beyond),
+        ("0.16.0", "0.4.0.1", "llama", 1),
+        ("0.16.0", "0.3.0", "llama", 2),
+        pytest.param("0.16.0", "0.4.0.1", "kimi_k25", 1, marks=beyond),
+        pytest.param("0.32.0", "0.4.0.1", "llama", 1, marks=beyond),
+        pytest.param("0.32.0", "0.4.0.1", "kimi_k25", 1, marks=beyond),
+        pytest.param("0.32.0", "0.3.0", "llama", 2, marks=beyond),
     ],
 )
 def test_every_scenario_is_right(
-    cell: Cell, vllm: str, speculators: str, model: str, ranks: int, launcher: bool
+    cell: Cell, vllm: str, speculators: str, model: str, ranks: int
 ) -> None:
-    record = cell(vllm, speculators, model, *PUBLIC, ranks=ranks, launcher=launcher)
+    record = cell(vllm, speculators, model, *PUBLIC, ranks=ranks)
     assert record["outcome"] == "right", record["error"]
     assert record["plan"]["engine"] == "public"
     assert len(record["workers"]) == ranks
@@ -56,3 +56,10 @@ def test_one_prompt_a_step_is_right_and_says_so(cell: Cell) -> None:
     record = cell("0.16.0", "0.4.0.1", "llama", "--engine", "alone")
     assert record["outcome"] == "right", record["error"]
     assert "each prompt is computed in steps of its own" in record["output"]
+
+
+def test_a_launched_run_says_in_its_verdict_which_engine_served(cell: Cell) -> None:
+    record = cell("0.16.0", "0.4.0.1", "llama", *PUBLIC, launcher=True, launched=PUBLIC)
+    assert record["outcome"] == "right", record["error"]
+    assert record["status"] == 0
+    assert "served by the second engine (vLLM's public interface)" in record["output"]
