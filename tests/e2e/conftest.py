@@ -76,8 +76,8 @@ def cell(
 ) -> Callable[..., dict[str, Any]]:
     """Return ``cell(vllm, speculators, model, *arguments)``: run one cell, give its record.
 
-    ``launched`` are options of the launcher. The record has the run's output under ``output`` beside what
-    `vllm_compat.trial.cell` writes.
+    ``launched`` are options of the launcher. The record has the run's output under ``output`` beside
+    what `vllm_compat.trial.cell` writes.
     """
 
     def run(
