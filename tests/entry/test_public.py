@@ -71,7 +71,9 @@ if __name__ == "__main__":
     try:
         made = VllmHiddenStatesGenerator("a/model", [0, 2], tensor_parallel_size=2)
     except VllmCompatError as error:
-        print(json.dumps([type(error).__name__, str(error)]))
+        import multiprocessing
+        alive = [child.pid for child in multiprocessing.active_children()]
+        print(json.dumps([type(error).__name__, str(error), alive]))
         sys.exit()
     status = vllm_compat.status()
     owners = sorted({patch.owner for patch in status.patches})
@@ -127,10 +129,11 @@ def test_every_rank_holds_the_plan_and_takes_its_patches_back(public: Site, meth
 
 
 def test_a_rank_without_the_plan_is_refused_and_the_engine_ended(public: Site) -> None:
-    ((kind, said),) = run(public, VLLM_WORKER_MULTIPROC_METHOD="spawn", FORGET="1")
+    ((kind, said, alive),) = run(public, VLLM_WORKER_MULTIPROC_METHOD="spawn", FORGET="1")
     assert kind == "GuardError"
     assert said.startswith("Rank 0 (pid ")
     assert "runs without the plan" in said
+    assert alive == []
 
 
 def test_options_that_exclude_each_other_are_refused(public: Site) -> None:

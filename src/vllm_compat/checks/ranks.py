@@ -44,11 +44,7 @@ def compared_in_public(plan: Plan, report_rank: Callable[[Any], dict[str, Any]])
         if plan.environment.device == "cuda":
             check_fork()
         wrapped(*args, **kwargs)
-        try:
-            instance.know([report["pid"] for report in _compare(instance, plan, report_rank)])
-        except BaseException:
-            instance.shutdown()
-            raise
+        instance.know([report["pid"] for report in _compare(instance, plan, report_rank)])
 
     return started
 

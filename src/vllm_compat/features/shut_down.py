@@ -48,17 +48,18 @@ class ShutDown(Feature):
 
         module, _, cls = plan.roles.generator.partition(":")
         transaction.wrap(f"{module}:{cls}.__init__", built)
-        if plan.is_public:
-            return  # whatever refuses its ranks ends it at once
 
         def started(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
                 return wrapped(*args, **kwargs)
             except Exception:
                 given = args[0] if args else kwargs.get("vllm_config")
-                if belongs(given, plan.roles.package):
+                if plan.is_public or belongs(given, plan.roles.package):
                     with suppress(Exception):  # one that has not started at all ends what it has itself
                         instance.shutdown()
                 raise
 
-        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", started)
+        executor = "vllm.v1.executor.multiproc_executor:MultiprocExecutor"
+        if plan.is_public:
+            executor = "vllm_compat.engine.driver:PublicExecutor"
+        transaction.wrap(f"{executor}.__init__", started)
