@@ -40,6 +40,7 @@ from lab.overlay import Overlay, fetch_sources, make_overlay
 from vllm_compat import trial
 from vllm_compat.adapters import registry
 from vllm_compat.analysis import recipes
+from vllm_compat.analysis.environment import ENGINES
 from vllm_compat.errors import UsageError, VllmCompatError
 from vllm_compat.trial.cell import prompts_of
 from vllm_compat.trial.models import VOCABULARY
@@ -79,7 +80,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a pair, a tiny model, a tensor-parallel size, the adapters switched off.
+    """One run: a pair, a tiny model, a tensor-parallel size, the adapters switched off, the engine.
 
     ``overlay`` marks a vLLM whose sources run over another release's kernels.
     """
@@ -91,6 +92,7 @@ class Cell:
     dtype: str = "float32"
     without: tuple[str, ...] = ()
     overlay: bool = False
+    engine: str = "auto"
 
     @property
     def name(self) -> str:
@@ -99,6 +101,8 @@ class Cell:
         parts.append(f"tp{self.ranks}")
         if self.dtype != "float32":
             parts.append(self.dtype)
+        if self.engine != "auto":
+            parts.append(f"engine-{self.engine}")
         if len(self.without) > MOST_IN_NAME:
             parts.append(f"without-{len(self.without)}-adapters")
         else:
@@ -126,6 +130,7 @@ class Options:
     limit: float = LIMIT
     disk: float | None = None
     dtype: str = "float32"
+    engine: str = "auto"
 
 
 def digest_of(source: Path | None) -> str | None:
@@ -268,7 +273,7 @@ class Matrix:
                 cell = Cell(
                     release, speculators, model, ranks,
                     dtype=self.options.dtype, without=self.options.without,
-                    overlay=overlay is not None,
+                    overlay=overlay is not None, engine=self.options.engine,
                 )  # fmt: skip
                 records += self._cell_and_more(cell, paths, overlay, share)
         return records
@@ -298,7 +303,8 @@ class Matrix:
         """Return the records of a pair that are there, of these sources."""
         paths = sorted(self.options.out.glob(f"vllm-{release}_speculators-{speculators}_*.json"))
         found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        return [record for record in found if self._counts(release, record)]
+        engine = self.options.engine
+        return [r for r in found if self._counts(release, r) and r.get("engine", "auto") == engine]
 
     def _wanted(self, release: str, speculators: str) -> bool:
         """Tell whether something of a pair may be left to run; only a whole default pair is known."""
@@ -509,6 +515,8 @@ def run_cell(
     command = [str(model), "--dtype", cell.dtype]
     command += ["--tensor-parallel-size", str(cell.ranks)]
     alone = list(command)
+    if cell.engine != "auto":
+        command += ["--engine", cell.engine]
     for name in cell.without:
         command += ["--without", name]
     left_out = LEFT_OUT.get(cell.model, ())
@@ -610,6 +618,8 @@ def _slim(cell: Cell, found: dict[str, Any], overlay: Overlay | None) -> dict[st
         "without": list(cell.without),
         "outcome": found["outcome"],
     }
+    if cell.engine != "auto":
+        record["engine"] = cell.engine
     if overlay:
         record["kernels"] = overlay.base
     if "plan" in found:
@@ -708,6 +718,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ranks", nargs="+", type=int, default=[], metavar="N")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument(
+        "--engine", default="auto", choices=ENGINES, help="what serves the generator (default: auto)"
+    )
     parser.add_argument("--without", action="append", default=[], metavar="ADAPTER")
     parser.add_argument(
         "--ablate", action="store_true", help="run each cell without each of its adapters as well"
@@ -767,6 +780,7 @@ def run_matrix(options: argparse.Namespace) -> int:
             limit=options.limit,
             disk=options.disk,
             dtype=options.dtype,
+            engine=options.engine,
         ),
         lambda sentence: print(sentence, file=sys.stderr, flush=True),
     )

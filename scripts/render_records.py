@@ -317,7 +317,8 @@ def ablated(off: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[str]
         "On the oldest release, the newest, and those at which the plan changes: each adapter of a"
         " plan switched off in turn, everything else the same, on Llama or on the model given. The run"
         " then fails, in these words, or gives wrong rows; the same cell with all adapters is right."
-        f" {', '.join(f'`{name}`' for name in sorted(ELSEWHERE))} are for the pipeline's other steps,"
+        f" {', '.join(f'`{name}`' for name in sorted(ELSEWHERE) if not name.startswith('engine.'))} are"
+        " for the pipeline's other steps,"
         " which a cell does not take; what fails without them stands in adapters.md. *Without any*"
         " leaves only"
         " the adapters for a machine without a GPU in force, so that it fails as stock does.",

@@ -21,7 +21,7 @@ from lab.matrix_report import Outcome
 from tests.downstreams import VERSIONS, contract, wheel
 
 from vllm_compat.adapters import make_plan, registry
-from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.environment import STOCK, Environment
 from vllm_compat.analysis.fact_reading import own_features
 from vllm_compat.analysis.plan import Plan, Step, loads
 from vllm_compat.analysis.surface.recorded import RecordedSurface, closest_record
@@ -77,7 +77,7 @@ class Cell:
         # Cells on the CPU keep no more of a plan than its steps.
         versions = tuple((n, v) for n, v in self.record["versions"].items() if v)
         features = own(self.record["versions"]["speculators"])
-        return Environment(str(self.record["python"]), versions, "cpu", features=features)
+        return Environment(str(self.record["python"]), versions, "cpu", engine=STOCK, features=features)
 
     @property
     def knows_all(self) -> bool:

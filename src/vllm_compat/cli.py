@@ -152,7 +152,7 @@ def _overview() -> str:
 
 
 def _set_up_run(parser: argparse.ArgumentParser) -> None:
-    from vllm_compat.analysis.environment import CAPTURES, MAX_LOSS
+    from vllm_compat.analysis.environment import CAPTURES, ENGINES, MAX_LOSS
 
     parser.usage = "vllm-compat run [OPTIONS] (SCRIPT | -m MODULE) [ARGS ...]"
     parser.description = (
@@ -182,6 +182,14 @@ def _set_up_run(parser: argparse.ArgumentParser) -> None:
         default="auto",
         choices=["auto", "rpc"],
         help="how rows leave the worker (auto: shared memory; rpc: pickled replies, as stock)",
+    )
+    parser.add_argument(
+        "--engine",
+        default="auto",
+        choices=ENGINES,
+        help="what serves the generator (stock: the engine that it builds, fitted by adapters; public:"
+        " one on vLLM's public interface alone; alone: that with one prompt a step;"
+        " auto: stock, and public where no adapter helps stock)",
     )
     parser.add_argument(
         "--without",
@@ -547,6 +555,7 @@ def _run(options: argparse.Namespace) -> int:
             "without": [*options.without, *([] if options.remote_code else ["remote_code"])],
             "canary": options.canary,
             "max_loss": options.max_loss,
+            "engine": options.engine,
         },
     )
     return run(argv, module=options.module, options=chosen)

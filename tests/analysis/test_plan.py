@@ -18,7 +18,7 @@ from vllm_compat.adapters import by_name, make_plan, registry
 from vllm_compat.adapters.base import Case
 from vllm_compat.analysis.contract import Contract
 from vllm_compat.analysis.downstream import read_contract
-from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.environment import STOCK, Environment
 from vllm_compat.analysis.fact_reading import read_features
 from vllm_compat.analysis.plan import Plan, Roles, Step, loads
 from vllm_compat.analysis.planner import roles_of
@@ -213,11 +213,11 @@ def fake_contract(version: str) -> Contract:
 def recorded_plan(version: str, release: str, device: str) -> Plan:
     """Plan a FAKE downstream on a recorded release of the real vLLM."""
     features = read_features(FAKES / DOWNSTREAMS[version] / "speculators", None)
-    environment = Environment("3.11", (), device, features=features)
+    environment = Environment("3.11", (), device, engine=STOCK, features=features)
     return make_plan(fake_contract(version), RecordedSurface(release), environment)
 
 
-SURFACE_ADAPTERS = [a for a in registry() if "transformers" not in a.decided_by]
+SURFACE_ADAPTERS = [a for a in registry() if not {"transformers", "engine"} & set(a.decided_by)]
 
 
 @pytest.mark.parametrize("adapter", SURFACE_ADAPTERS, ids=lambda adapter: adapter.name)

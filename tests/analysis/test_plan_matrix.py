@@ -18,7 +18,7 @@ from tests.downstreams import VERSIONS, contract
 from vllm_compat.adapters import by_name, make_plan, registry
 from vllm_compat.analysis.contract import SiteKind
 from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
-from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.environment import STOCK, Environment
 from vllm_compat.analysis.facts import TORCH_FOR_TYPING
 from vllm_compat.analysis.installed import OLDEST
 from vllm_compat.analysis.plan import Plan
@@ -36,7 +36,7 @@ FEATURES = (
     "draft made by a.py:1 a:Draft _setup text_config prefix norm",
 )
 ENVIRONMENTS = [
-    Environment("3.11.0", (("transformers", "5.19.0"),), device, features=FEATURES)
+    Environment("3.11.0", (("transformers", "5.19.0"),), device, engine=STOCK, features=FEATURES)
     for device in ("cpu", "cuda")
 ]
 
@@ -75,7 +75,9 @@ def test_an_adapter_is_needed_just_where_its_header_says(
         and not any(releases.contains(release) for releases in excepted)
     ]
     found = [r for r in RELEASES if adapter in plan(version, r, number).adapters]
-    if header.decided_by:  # these environments have what makes it needed, on every release
+    if "engine" in header.decided_by:
+        assert not found, "nobody has asked for another engine"
+    elif header.decided_by:  # these environments have what makes it needed, on every release
         assert set(declared) <= set(found)
     else:
         assert found == declared

@@ -168,3 +168,12 @@ def test_every_schedule_gives_exactly_each_requests_rows_in_order(
         r: [[(r, layer, i, latest[r, i]) for i in range(n)] for layer in range(layers)]
         for r, n in lengths.items()
     }
+
+
+def test_what_an_engine_computes_behind_a_prompt_is_dropped() -> None:
+    store = RowStore(1)
+    store.expect({"a": 3, "b": 1})
+    store.add([Span("a", 0, 4), Span("b", 0, 1)], [rows(Span("a", 0, 4), Span("b", 0, 1))])
+    store.add([Span("a", 4, 1), Span("b", 1, 1)], [rows(Span("a", 4, 1), Span("b", 1, 1))])
+    found = store.collect(join)
+    assert {request: len(layers[0]) for request, layers in found.items()} == {"a": 3, "b": 1}

@@ -72,7 +72,20 @@ def test_each_finding_names_the_adapter_that_repairs_it() -> None:
     assert repairs["Scheduler", "block_size"].adapters == ("scheduler.block_size",)
 
 
-def test_what_no_adapter_repairs_makes_the_pair_incompatible() -> None:
+def test_what_no_adapter_repairs_is_left_to_the_second_engine_and_the_reason_says_so() -> None:
+    pair = one(wheel("0.4.0"), "0.11.0")
+    assert pair.verdict is Verdict.WITH_SHIM
+    assert "served by the second engine, on vLLM's public interface" in pair.reason
+    assert pair.plan is not None
+    assert pair.plan.step("engine.public").reason.startswith(
+        "the generator is served from vLLM's public interface, since no adapter repairs"
+    )
+    assert pair.standing(Standing.UNMET) == ()
+    assert "second engine" not in one(wheel("0.4.0"), "0.16.0").reason
+
+
+def test_what_no_adapter_repairs_makes_the_pair_incompatible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_compat.adapters.engine.offers", lambda surface: False)
     pair = one(wheel("0.4.0"), "0.11.0")
     assert pair.verdict is Verdict.INCOMPATIBLE
     assert pair.plan is not None

@@ -40,7 +40,7 @@ each = pytest.mark.parametrize("adapter", registry(), ids=lambda adapter: adapte
 
 WORDS = ("changed", "relies", "does", "until", "shown_by")
 NAMES = frozenset(adapter.name for adapter in registry())
-FACTS = {"transformers", "preprocessing", "trainer"}
+FACTS = {"transformers", "preprocessing", "trainer", "engine"}
 MODELS = {*families.FAMILY_NAMES, *models.MODEL_NAMES}
 
 

@@ -76,8 +76,8 @@ def cell(
 ) -> Callable[..., dict[str, Any]]:
     """Return ``cell(vllm, speculators, model, *arguments)``: run one cell, give its record.
 
-    The record has the run's output under ``output`` beside what
-    `vllm_compat.trial.cell` writes.
+    ``launched`` are options of the launcher. The record has the run's output under ``output`` beside
+    what `vllm_compat.trial.cell` writes.
     """
 
     def run(
@@ -86,6 +86,7 @@ def cell(
         model: str,
         *arguments: str,
         launcher: bool = False,
+        launched: tuple[str, ...] = (),
         ranks: int = 1,
         variables: dict[str, str] | None = None,
     ) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def cell(
         out = tmp_path / "record.json"
         command = ["-m", "vllm_compat.trial.cell", str(models(model)), "--out", str(out), *arguments]
         if launcher:
-            command = ["-m", "vllm_compat", "run", *command, "--already"]
+            command = ["-m", "vllm_compat", "run", *launched, *command, "--already"]
         command += ["--tensor-parallel-size", str(ranks)]
         try:
             done = paths.run(command, tensor_parallel_size=ranks, environment=variables, timeout=LIMIT)

@@ -46,3 +46,17 @@ def test_what_stops_is_named(record: dict[str, Any]) -> None:
             assert (cell["stop"] is None) is (cell["through"] == cell["of"])
             if cell["stop"]:
                 assert cell["stop"]["lacking"] or cell["stop"]["unmet"]
+
+
+def test_each_way_gets_as_far_as_the_one_before(record: dict[str, Any]) -> None:
+    for row in record["rows"]:
+        for cell in row["cells"]:
+            second, alone = cell["second"], cell["alone"]
+            assert cell["through"] <= second["through"] <= alone["through"]
+            assert second["stop"] is None or second["stop"]["worker"] or second["stop"]["lacking"]
+
+
+def test_with_what_0_12_had_the_second_engine_gets_through_all_that_came(record: dict[str, Any]) -> None:
+    (row,) = [row for row in record["rows"] if row["known"] == "0.12.0"]
+    assert [cell["second"]["stop"] for cell in row["cells"]] == [None] * 3
+    assert all(cell["stop"] for cell in row["cells"]), "adapters alone do not"

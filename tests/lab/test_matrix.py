@@ -36,10 +36,12 @@ parser.add_argument("--dtype")
 parser.add_argument("--tensor-parallel-size", type=int)
 parser.add_argument("--without", action="append", default=[])
 parser.add_argument("--scenario", action="append", default=[])
+parser.add_argument("--engine", default="")
 options = parser.parse_args()
 table = json.loads(open(os.environ["HOME"] + "/cells.json").read())
 model = os.path.basename(options.model).partition("-")[0]
-found = table[f"{module} {model} {options.tensor_parallel_size} {','.join(options.without)}".strip()]
+off = options.engine + ",".join(options.without)
+found = table[f"{module} {model} {options.tensor_parallel_size} {off}".strip()]
 with open(os.environ["HOME"] + "/ran", "a") as log:
     log.write(f"{module} {model} {' '.join(options.without)}".strip() + chr(10))
 with open(os.environ["HOME"] + "/scenarios", "a") as log:
@@ -128,6 +130,17 @@ def test_a_right_cell_is_one_record_and_is_not_run_again(lab: Lab) -> None:
     assert lab.ran() == []
     lab.run(again=True)
     assert lab.ran() == ["cell llama"]
+
+
+def test_a_cell_of_the_second_engine_is_a_record_of_its_own(lab: Lab) -> None:
+    lab.cells(cell__llama__1=RIGHT, cell__llama__1__public=RIGHT)
+    (first,), (second,) = lab.run(), lab.run(engine="public")
+    assert lab.ran() == ["cell llama", "cell llama"]
+    assert second["cell"] == "vllm-0.16.0_speculators-0.3.0_llama_tp1_engine-public"
+    assert (first.get("engine"), second["engine"]) == (None, "public")
+    assert lab.run() == [first]
+    assert lab.run(engine="public") == [second]
+    assert lab.ran() == []
 
 
 def test_a_failed_cell_runs_again_and_shows_vllm_alone(lab: Lab) -> None:

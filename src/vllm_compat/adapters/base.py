@@ -69,9 +69,12 @@ class Adapter(ABC):
     """Devices that do not need it, although both releases are in its ranges."""
     decided_by: ClassVar[tuple[str, ...]] = ()
     """What decides besides vLLM, the downstream's calls of it and the device, so that no recorded
-    surface tells: ``transformers``, ``preprocessing`` or ``trainer`` (`analysis.facts`)."""
+    surface tells: ``transformers``, ``preprocessing`` or ``trainer`` (`analysis.facts`), or the
+    ``engine`` that is asked for."""
     excluded_by: ClassVar[tuple[str, ...]] = ()
     """Adapters which, where they are needed, do what this one does; the planner then leaves it out."""
+    serves: ClassVar[str] = ""
+    """The engine that it is (`analysis.environment.ENGINES`); empty for all that is none."""
     changed: ClassVar[str]
     """What changed upstream, and in which release."""
     pull_requests: ClassVar[tuple[str, ...]] = ()

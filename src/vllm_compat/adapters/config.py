@@ -29,6 +29,7 @@ class IsEncoderDecoder(SuppliesKeyword):
     reason = "SchedulerConfig requires is_encoder_decoder, which is not given"
     vllm = ">=0.12.0"
     downstream = "<0.4"
+    excluded_by = ("engine.public",)
     changed = "0.12.0 made the InitVar `is_encoder_decoder` required (vllm-ascend#4688 met it)."
     pull_requests = ("vllm-ascend#4688",)
     relies = "Builds SchedulerConfig without it."
@@ -51,6 +52,7 @@ class BlockSizeByBackend(Adapter):
     targets = ("vllm.config:CacheConfig.__init__",)
     vllm = ">=0.29.0"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = (
         "Attention backends state the block sizes that they take, and refuse others; without a given"
         " size vLLM settles on one that all layers take."
@@ -88,6 +90,7 @@ class PrefixCachingOff(Adapter):
     targets = ("vllm.config:VllmConfig.__init__",)
     vllm = ">=0.12.0"
     downstream = "<0.4"
+    excluded_by = ("engine.public",)
     changed = "0.12.0 turned `CacheConfig.enable_prefix_caching` on by default."
     pull_requests = ("speculators#279",)
     relies = (
@@ -139,6 +142,7 @@ class SlidingWindow(Adapter):
     targets = ("vllm.config:VllmConfig.__post_init__",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = (
         "Nothing: attention layers without a window of their own take CacheConfig.sliding_window, which"
         " EngineArgs sets where all layers slide (not where windowed and full layers take turns)."

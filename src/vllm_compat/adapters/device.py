@@ -112,6 +112,7 @@ class MemoryOfTheHost(Adapter):
     vllm = ">=0.11.0"
     downstream = "<0.5"
     not_on = (NotOn("cuda"),)
+    excluded_by = ("engine.public",)
     changed = "Nothing: vLLM's CPU platform has no CUDA memory to ask for."
     relies = (
         "Sizes the KV cache by torch.cuda.mem_get_info (0.3.0) or by its own mem_get_info (0.4.x),"

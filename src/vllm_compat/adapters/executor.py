@@ -26,6 +26,7 @@ class TwoPhaseStep(Adapter):
     targets = ("vllm.v1.executor.multiproc_executor:MultiprocExecutor.execute_model",)
     vllm = ">=0.11.1"
     downstream = "<0.4"
+    excluded_by = ("engine.public",)
     changed = (
         "0.11.1 split a step in two: execute_model may return None and must then be completed by"
         " sample_tokens."
@@ -71,6 +72,7 @@ class UniqueReply(Adapter):
     targets = ("vllm.v1.executor.multiproc_executor:MultiprocExecutor.collective_rpc",)
     vllm = ">=0.11.0"
     downstream = "<0.4"
+    excluded_by = ("engine.public",)
     changed = (
         "0.11.1: collective_rpc(unique_reply_rank=…) returns the bare reply, not a list of one. On"
         " every release worker.capture answers with rows by request, not with one tensor a layer."

@@ -21,6 +21,7 @@ class InputOrder(Adapter):
     targets = ("{generator}.generate",)
     vllm = ">=0.11.0"
     downstream = ">=0.4,<0.5"
+    excluded_by = ("engine.public",)
     changed = "Nothing: a fault of the downstream on every vLLM (speculators#365)."
     pull_requests = ("speculators#365",)
     relies = (

@@ -30,7 +30,7 @@ class SpecsArgument(DropsKeyword):
     reason = "get_kv_cache_config_from_groups takes no kv_cache_specs"
     vllm = ">=0.12.0,<0.29.0"
     downstream = "<0.4"
-    excluded_by = ("kv_cache.engine_core",)  # that one answers the call itself
+    excluded_by = ("kv_cache.engine_core", "engine.public")  # that one answers the call itself
     changed = "0.12.0 dropped the argument: the groups hold the specs."
     relies = "Passes kv_cache_specs=…, as 0.11 wanted it."
     does = "Leaves the argument out where the function no longer takes it."
@@ -50,7 +50,7 @@ class Groups(Adapter):
     vllm = ">=0.11.0,<0.29.0"
     downstream = "<0.5"
     not_on = (NotOn("cpu"),)  # they have no model runner V2
-    excluded_by = ("kv_cache.engine_core",)
+    excluded_by = ("kv_cache.engine_core", "engine.public")
     changed = (
         "Nothing: layers whose KV cache specs differ (windowed and full attention, Mamba) belong into"
         " groups of their own. Model runner V2 (0.22 and later) asserts that a group's layers are alike."
@@ -106,6 +106,7 @@ class EngineCorePlans(Adapter):
     )
     vllm = ">=0.29.0"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = (
         "0.29.0: the KV cache layout must be resolved among all workers before the cache is planned;"
         " 0.27.0 had moved the warm-up out of initialize_from_config; block sizes are settled by the"

@@ -20,6 +20,7 @@ class EosTokenId(DropsKeyword):
     reason = "Request takes no eos_token_id; it is dropped"
     vllm = ">=0.17.0"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = "0.17.0 (and nightlies of 0.16) moved the id into the sampling parameters (vllm#34435)."
     pull_requests = ("vllm#34435",)
     relies = "Passes eos_token_id=tokenizer.eos_token_id."

@@ -33,6 +33,7 @@ class BlockSize(Adapter):
     vllm = ">=0.11.1"
     downstream = "<0.5"
     not_on = (NotOn("cpu", "<0.29.0", ">=0.4"),)  # no groups of layers there: see kv_cache.groups
+    excluded_by = ("engine.public",)
     changed = (
         "0.11.1 added the required argument `block_size`; from 0.29.0 on the size in use is settled"
         " by the attention backends, not by the configuration as first given."
@@ -198,6 +199,7 @@ class WholePrompts(Adapter):
     )
     vllm = ">=0.11.1"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = (
         "0.11.1 turned chunked prefill on for configurations made by hand; preemption and the limit of"
         " running requests are vLLM's normal behaviour, on every release."

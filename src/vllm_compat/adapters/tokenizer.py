@@ -78,6 +78,7 @@ class RemoteCode(Adapter):
     targets = ("transformers.models.auto.tokenization_auto:AutoTokenizer.from_pretrained",)
     vllm = ">=0.11.0"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = "Nothing: Kimi-K2.5's tokenizer has always been remote code."
     relies = (
         "Reads the tokenizer without trust_remote_code; its very next line reads the configuration"

@@ -30,6 +30,7 @@ class Capture(Adapter):
     )
     vllm = ">=0.11.0"
     downstream = "<0.5"
+    excluded_by = ("engine.public",)
     changed = (
         "0.11.1 renamed the models' get_input_embeddings to embed_input_ids; Kimi-K2.5 (0.15.0) nests"
         " its layers and is no SupportsEagle3 before 0.18.0; model runner V2 (0.22 … 0.29) has no"
@@ -117,9 +118,7 @@ class Capture(Adapter):
                 from vllm_compat.capture import slabs
                 from vllm_compat.runtime import run_record
 
-                offers = instance.collective_rpc(slabs.offer)
-                refused = next(filter(None, map(slabs.try_offer, offers)), "")
-                instance.collective_rpc(slabs.settle, args=(refused,))
+                refused = slabs.agree(instance.collective_rpc)
                 run_record.tell_transfer("replies" if refused else "shared memory", refused)
             return result
 

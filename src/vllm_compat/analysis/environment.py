@@ -16,6 +16,12 @@ PACKAGES = ("torch", "transformers", "pydantic", "datasets", "huggingface-hub", 
 CAPTURES = ("auto", "hooks", "auxiliary", "stock")
 """The capture strategies that can be asked for (`vllm_compat.capture.worker.Capture`)."""
 
+STOCK, PUBLIC, ALONE = "stock", "public", "alone"
+ENGINES = ("auto", STOCK, PUBLIC, ALONE)
+"""The engines that can be asked for: that which the downstream builds, fitted by adapters; one on vLLM's
+public interface; the same with one prompt a step, so that no batch has an order. ``auto`` is the first,
+and the second where something stays unmet for the first.
+"""
 
 MAX_LOSS = 0.01
 """The largest share of conversations, of their turns and of their answers that may be lost, unless the
@@ -32,7 +38,8 @@ class Environment:
     ``capture`` is the capture strategy asked for, one of `CAPTURES`;
     ``transfer`` how rows leave the worker: ``auto`` or ``rpc``; ``canary`` whether the first batch is
     repeated and compared (`vllm_compat.checks.canary`); ``max_loss`` the largest share of conversations,
-    turns or answers that may be lost (`vllm_compat.checks.losses`). ``features`` are facts read from
+    turns or answers that may be lost (`vllm_compat.checks.losses`); ``engine`` the engine asked for, one
+    of `ENGINES`. ``features`` are facts read from
     installed source, each as its line of text (`vllm_compat.analysis.facts`).
     """
 
@@ -43,6 +50,7 @@ class Environment:
     transfer: str = "auto"
     canary: bool = False
     max_loss: float = MAX_LOSS
+    engine: str = "auto"
     features: tuple[str, ...] = ()
 
     def version(self, name: str) -> str | None:
@@ -120,6 +128,7 @@ def read_environment(
     transfer: str = "auto",
     canary: bool = False,
     max_loss: float = MAX_LOSS,
+    engine: str = "auto",
     features: tuple[str, ...] = (),
     root: Path = Path("/"),
 ) -> Environment:
@@ -136,6 +145,7 @@ def read_environment(
         transfer=transfer,
         canary=canary,
         max_loss=max_loss,
+        engine=engine,
         features=features,
     )
 

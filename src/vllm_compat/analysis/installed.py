@@ -27,6 +27,7 @@ def installed_pair(
     transfer: str = "auto",
     canary: bool = False,
     max_loss: float = MAX_LOSS,
+    engine: str = "auto",
 ) -> tuple[Contract, Surface, Environment]:
     """Read contract, surface and environment of this interpreter, importing none of them.
 
@@ -46,6 +47,7 @@ def installed_pair(
         transfer=transfer,
         canary=canary,
         max_loss=max_loss,
+        engine=engine,
         features=read_features(Path(contract.root), _package_folder("transformers")),
     )
     return contract, surface, environment

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from vllm_compat.analysis.drift import Finding
-from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.environment import ALONE, PUBLIC, STOCK, Environment
 from vllm_compat.errors import IncompatibleError, UsageError
 
 SCHEMA_VERSION = 1
@@ -66,8 +66,9 @@ class Plan:
 
     The part that crosses into other processes is text (:meth:`dumps`); ``digest`` names it, so that
     ranks can be compared. ``guarded`` are the vLLM symbols whose call sites fit only for some of
-    the values that may come, so that a guard looks at each value. ``findings`` are all that were
-    found, in the process that made the plan.
+    the values that may come, so that a guard looks at each value. ``engine`` is the engine that serves
+    the generator: ``stock``, ``public``, or ``alone`` for the latter with one prompt a step.
+    ``findings`` are all that were found, in the process that made the plan.
     """
 
     downstream: str
@@ -79,6 +80,7 @@ class Plan:
     unmet: tuple[Finding, ...] = ()
     guarded: tuple[str, ...] = ()
     switched_off: tuple[str, ...] = ()
+    engine: str = STOCK
     findings: tuple[Finding, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -89,6 +91,16 @@ class Plan:
     def step(self, adapter: str) -> Step:
         """Return the step of that adapter."""
         return next(step for step in self.steps if step.adapter == adapter)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the second engine serves the generator, on vLLM's public interface."""
+        return self.engine in (PUBLIC, ALONE)
+
+    @property
+    def captures_by_request(self) -> bool:
+        """Whether rows are captured, and looked at, in the worker by what this library brings."""
+        return self.is_public or "worker.capture" in self.adapters
 
     @property
     def digest(self) -> str:
@@ -109,6 +121,7 @@ class Plan:
             "steps": [step.as_record() for step in self.steps],
             "guarded": list(self.guarded),
             "switched_off": list(self.switched_off),
+            "engine": self.engine,
         }
         return json.dumps(record, sort_keys=True, separators=(",", ":"))
 
@@ -150,6 +163,7 @@ def loads(text: str) -> Plan:
         environment = dict(record["environment"])
         environment["versions"] = tuple(tuple(pair) for pair in environment["versions"])
         environment["features"] = tuple(environment["features"])
+        environment.setdefault("engine", STOCK)  # records from before there was a second one
         return Plan(
             downstream=record["downstream"],
             downstream_version=record["downstream_version"],
@@ -168,6 +182,7 @@ def loads(text: str) -> Plan:
             ),
             guarded=tuple(record["guarded"]),
             switched_off=tuple(record["switched_off"]),
+            engine=record.get("engine", STOCK),  # plans in older records do not name it
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"VLLM_COMPAT_PLAN holds no readable plan ({error}).") from error

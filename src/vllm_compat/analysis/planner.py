@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from vllm_compat.analysis.contract import CallSite, Contract
 from vllm_compat.analysis.drift import Finding, FindingKind, find_drifts
-from vllm_compat.analysis.environment import Environment
+from vllm_compat.analysis.environment import ALONE, PUBLIC, STOCK, Environment
 from vllm_compat.analysis.plan import Plan, Roles, Step
 from vllm_compat.analysis.surface.model import Surface
-from vllm_compat.errors import UsageError
+from vllm_compat.errors import IncompatibleError, UsageError
 
 _GUARDED = frozenset({FindingKind.ARGUMENT_TYPE})
 _NOT_FATAL = frozenset({FindingKind.BEHAVIOUR}) | _GUARDED
@@ -19,13 +19,19 @@ _NOT_FATAL = frozenset({FindingKind.BEHAVIOUR}) | _GUARDED
 
 @dataclass(frozen=True)
 class Case:
-    """One (contract, surface, environment) with the findings between the first two."""
+    """One (contract, surface, environment) with the findings between the first two.
+
+    ``engine`` is the engine that is planned for, ``stock`` or ``public``; ``unmet`` is what no adapter
+    repairs for the first, where that is why the second is planned for.
+    """
 
     contract: Contract
     surface: Surface
     environment: Environment
     findings: tuple[Finding, ...]
     roles: Roles
+    engine: str = STOCK
+    unmet: tuple[Finding, ...] = ()
 
     def found(self, kind: FindingKind, symbol: str, name: str | None = None) -> tuple[Finding, ...]:
         """Return the findings of that kind about that symbol (and parameter)."""
@@ -77,6 +83,7 @@ class Candidate(Protocol):
     order: ClassVar[int]
     processes: ClassVar[frozenset[str]]
     excluded_by: ClassVar[tuple[str, ...]]
+    serves: ClassVar[str]
 
     def need(self, case: Case) -> Need | None:
         """Return why this case needs the adapter, or None."""
@@ -96,13 +103,39 @@ def make_plan(
     ``switched_off`` names adapters that are left out although needed (ablation); what they would
     repair does not count as unmet, since the caller wants to see the run fail. It may also name
     ``features``, which no plan asks for and every process leaves out that finds them there.
+
+    With the engine ``auto`` the plan is for the engine that the downstream builds; only where something
+    stays unmet for that, and nothing for the second engine, it is for the second.
+
+    Raises:
+        IncompatibleError: The second engine is asked for, and this vLLM's public interface does not fit.
     """
     refuse_unknown(switched_off, adapters, features)
-    findings = find_drifts(contract, surface)
-    case = Case(contract, surface, environment, findings, roles_of(contract))
+    case = Case(contract, surface, environment, find_drifts(contract, surface), roles_of(contract))
+    if environment.engine in (PUBLIC, ALONE):
+        plan = _plan(replace(case, engine=PUBLIC), adapters, switched_off)
+        if not plan.is_public:
+            raise IncompatibleError(
+                f"The second engine does not fit vLLM {surface.version}: LLM, LLM.generate,"
+                " LLM.collective_rpc or SamplingParams are not what it relies on. Use engine='stock', or"
+                " another release of vLLM."
+            )
+        return replace(plan, engine=environment.engine)
+    plan = _plan(case, adapters, switched_off)
+    if environment.engine == STOCK or environment.capture == "stock" or not plan.unmet:
+        return plan
+    second = _plan(replace(case, engine=PUBLIC, unmet=plan.unmet), adapters, switched_off)
+    return second if second.is_public and not second.unmet else plan
+
+
+def _plan(case: Case, adapters: Sequence[Candidate], switched_off: Collection[str]) -> Plan:
+    """Return the plan of a case, for the engine that it is about."""
+    contract, findings = case.contract, case.findings
     steps = []
     repaired: set[Finding] = set()
+    engine = STOCK
     for adapter, need in _needed(adapters, case):
+        engine = adapter.serves or engine
         repaired.update(need.findings)
         if adapter.name in switched_off:
             continue
@@ -122,13 +155,14 @@ def make_plan(
     return Plan(
         downstream=contract.name,
         downstream_version=contract.version,
-        vllm=surface.version,
+        vllm=case.surface.version,
         roles=case.roles,
-        environment=environment,
+        environment=case.environment,
         steps=tuple(steps),
         unmet=unmet,
         guarded=tuple(guarded),
         switched_off=tuple(sorted(switched_off)),
+        engine=engine,
         findings=findings,
     )
 

@@ -5,8 +5,9 @@ Pure bookkeeping over anything that can be sliced and has a length: tested witho
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_compat.errors import GuardError
@@ -51,6 +52,11 @@ class RowStore:
     layers: int
     chunks: dict[str, list[list[Any]]] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+
+    def expect(self, lengths: dict[str, int]) -> None:
+        """Say how many rows each request will have in the end: those of its prompt, and no more."""
+        self.lengths.update(lengths)
 
     def add(self, spans: Sequence[Span], captured: Sequence[Any]) -> None:
         """Cut one step's tensors (one a layer, ``[rows, hidden]``) by ``spans`` and keep the parts.
@@ -71,13 +77,17 @@ class RowStore:
         offset = 0
         for span in spans:
             have = self.rows.get(span.request_id, 0)
-            if span.start > have:
+            # An engine that schedules ahead may compute tokens behind the prompt as well.
+            count = min(span.count, self.lengths.get(span.request_id, sys.maxsize) - span.start)
+            if count > 0 and span.start > have:
                 raise GuardError(
                     f"Request {span.request_id} continues at token {span.start}, but only {have} of"
                     " its rows were captured: a cached prefix or a lost step."
                 )
-            self.keep(span, have, [tensor[offset : offset + span.count] for tensor in captured])
-            self.rows[span.request_id] = span.start + span.count
+            if count > 0:
+                parts = [tensor[offset : offset + count] for tensor in captured]
+                self.keep(replace(span, count=count), have, parts)
+                self.rows[span.request_id] = span.start + count
             offset += span.count
 
     def keep(self, span: Span, have: int, parts: Sequence[Any]) -> None:
@@ -100,6 +110,7 @@ class RowStore:
         """Forget everything."""
         self.chunks.clear()
         self.rows.clear()
+        self.lengths.clear()
 
 
 def _truncate(parts: list[list[Any]], keep: int) -> None:

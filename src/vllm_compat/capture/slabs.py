@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,16 @@ def settle(worker: Any, refused: str) -> None:
         agreement.probe.close()
         agreement.probe = None
     agreement.refused = refused
+
+
+def agree(ask: Callable[..., Sequence[Any]]) -> str:
+    """Settle with all workers whether memory is shared; return why not, or nothing.
+
+    ``ask`` is an executor's ``collective_rpc``. Runs in the driver.
+    """
+    why = next(filter(None, map(try_offer, ask(offer))), "")
+    ask(settle, args=(why,))
+    return why
 
 
 def refused() -> str:

@@ -78,7 +78,6 @@ class SharedRowStore(RowStore):
         self.slabs: list[Slab] = []
         self.places: dict[str, _Place] = {}
         self.offered: list[_Block] = []
-        self.lengths: dict[str, int] = {}
         self.width = 0
         self.dtype: Any = None
         self.ready: Sequence[Any] | None = None
@@ -95,10 +94,6 @@ class SharedRowStore(RowStore):
         event = torch.cuda.Event()
         event.record()
         return event
-
-    def expect(self, lengths: dict[str, int]) -> None:
-        """Say how many rows each request will have in the end."""
-        self.lengths.update(lengths)
 
     def keep(self, span: Span, have: int, parts: Sequence[Any]) -> None:
         """Copy one request's rows of one step to their place; the copy may still be under way.
@@ -168,7 +163,6 @@ class SharedRowStore(RowStore):
             for block in place.blocks:
                 block.slab.give(block.offset, block.size)
         self.places.clear()
-        self.lengths.clear()
         self._largest, self._batch = max(self._largest, self._batch), 0
         retired = {id(slab) for slab in self.slabs if slab.retired}
         kept = []

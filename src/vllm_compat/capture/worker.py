@@ -37,8 +37,10 @@ class Capture:
     ``auxiliary`` for the model's own auxiliary hidden states; ``auto`` for hooks, and the auxiliary
     states where hooks cannot tell the layers or their stream; ``stock`` for the downstream's loop, which
     needs ``stock`` (the downstream's worker module and its own set-up call). ``strategy`` is the one in
-    force. With ``prove`` what is captured is proven (`vllm_compat.capture.prover`). What is changed on
-    the model and its runner is enlisted in ``transaction``.
+    force, ``prompts`` the token ids of each request of the batch so far. With ``prove`` what is captured
+    is proven (`vllm_compat.capture.prover`). With ``alone`` no step holds more than one request, so that
+    nothing is asked for an order. What is changed on the model and its runner is enlisted in
+    ``transaction``.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Capture:
         stock: tuple[ModuleType, Callable[[], Any]] | None = None,
         shared: bool = True,
         prove: bool = True,
+        alone: bool = False,
         transaction: Transaction | None = None,
     ) -> None:
         self._transaction = transaction or Transaction()
@@ -64,6 +67,7 @@ class Capture:
         self._ready: dict[int, Any] = {}
         self._spans: tuple[Span, ...] | None = None
         self._failure: str | None = None
+        self.prompts: dict[str, Sequence[int]] = {}
         self.store: RowStore = (
             SharedRowStore(len(self.unique_ids), self.runner.device)
             if shared
@@ -80,7 +84,7 @@ class Capture:
             self.strategy = self._capture_by(capture, count)
         self._prover = self._proofs(count) if prove else None
         if self.active:
-            self._order = batch_order(self.runner, self._transaction)
+            self._order = self._only if alone else batch_order(self.runner, self._transaction)
             logger.info(
                 "vllm_compat captures layers %s of %s (%s).",
                 list(self.layer_ids),
@@ -167,7 +171,10 @@ class Capture:
         self._ready.clear()
         self._spans = None
         self._step = scheduler_output if scheduler_output.total_num_scheduled_tokens else None
-        if self._step is not None and self._prover is not None:
+        if self._step is None:
+            return
+        self.prompts.update((r.req_id, r.prompt_token_ids) for r in self._step.scheduled_new_reqs)
+        if self._prover is not None:
             self._prover.begin(self._step)
 
     def _end(self) -> None:
@@ -197,8 +204,8 @@ class Capture:
             assert self._spans is not None
             captured = [self._captured[i] for i in self.unique_ids]
             self._values.look(self._spans, captured)
+            self.store.expect({r.req_id: _length(r) for r in step.scheduled_new_reqs})
             if isinstance(self.store, SharedRowStore):
-                self.store.expect({r.req_id: _length(r) for r in step.scheduled_new_reqs})
                 self.store.ready = [self._ready.get(i) for i in self.unique_ids]
             self.store.add(self._spans, captured)
         except GuardError as error:
@@ -246,6 +253,16 @@ class Capture:
 
         return hook
 
+    def _only(self) -> list[str]:
+        """Return the one request of the step under way."""
+        requests = list(self._step.num_scheduled_tokens)
+        if len(requests) != 1:
+            raise GuardError(
+                f"A step holds the requests {sorted(requests)}, where one at a time was asked for: rows"
+                " cannot be attributed."
+            )
+        return requests
+
     def _spans_now(self) -> tuple[Span, ...]:
         step = self._step
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
@@ -256,6 +273,7 @@ class Capture:
     def reset(self) -> None:
         """Forget what was captured; the next batch begins."""
         self.store.clear()
+        self.prompts.clear()
         self._values = Values()
         if self._prover is not None:
             self._prover.clear()
@@ -313,6 +331,11 @@ def _version() -> str:
 def _length(request: Any) -> int:
     """Return the number of prompt tokens of a new request, as the scheduler hands it over."""
     return len(request.prompt_token_ids)
+
+
+def tells_order(runner: Any) -> bool:
+    """Tell whether a model runner tells the order of its batch in a way that is known here."""
+    return hasattr(runner, "input_batch") or hasattr(runner, "prepare_inputs")
 
 
 def batch_order(runner: Any, transaction: Transaction) -> Callable[[], list[str]]:

@@ -35,17 +35,21 @@ def install(transaction: Transaction, plan: Plan, report_rank: Callable[[Any], d
     of_batch.wrap(f"{module}:{cls}.__init__", batch.while_building(plan))
     of_batch.wrap(
         f"{module}:{cls}.generate",
-        batch.checked_generate(
-            everything="worker.capture" not in plan.adapters, canary=plan.environment.canary
-        ),
+        batch.checked_generate(everything=not plan.captures_by_request, canary=plan.environment.canary),
     )
-    of_batch.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", batch.book_request)
     if (place := preprocessing_of(plan.environment)) is not None:
         dataset.install(
             transaction.owned_by("check: dataset"), place, max_loss=plan.environment.max_loss
         )
+    of_ranks = transaction.owned_by("check: ranks")
+    if plan.is_public:  # it books its requests itself, and none of vLLM's internals are in the way
+        of_ranks.wrap(
+            "vllm_compat.engine.driver:PublicExecutor.__init__",
+            ranks.compared_in_public(plan, report_rank),
+        )
+        return
+    of_batch.wrap("vllm.v1.core.sched.scheduler:Scheduler.add_request", batch.book_request)
     executor = "vllm.v1.executor.multiproc_executor:MultiprocExecutor"
     if SAMPLE_TOKENS in plan.guarded:
         of_batch.wrap(f"{executor}.sample_tokens", batch.grammar_or_none)
-    of_ranks = transaction.owned_by("check: ranks")
     of_ranks.wrap(f"{executor}.__init__", ranks.compared(plan, report_rank))

@@ -31,12 +31,32 @@ def compared(plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> Wrappe
             check_fork()
         result = wrapped(*args, **kwargs)
         if ours:
-            reports = instance.collective_rpc(report_rank)
-            compare_ranks(reports, plan.digest, os.environ)
-            run.current().part(Engines).add(instance, reports)
+            _compare(instance, plan, report_rank)
         return result
 
     return started
+
+
+def compared_in_public(plan: Plan, report_rank: Callable[[Any], dict[str, Any]]) -> Wrapper:
+    """Return the wrapper that does the same for the second engine, all of which is ours."""
+
+    def started(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if plan.environment.device == "cuda":
+            check_fork()
+        wrapped(*args, **kwargs)
+        instance.know([report["pid"] for report in _compare(instance, plan, report_rank)])
+
+    return started
+
+
+def _compare(
+    executor: Any, plan: Plan, report_rank: Callable[[Any], dict[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """Compare the ranks of an executor that has started; return their reports."""
+    reports: Sequence[Mapping[str, Any]] = executor.collective_rpc(report_rank)
+    compare_ranks(reports, plan.digest, os.environ)
+    run.current().part(Engines).add(executor, reports)
+    return reports
 
 
 def check_fork() -> None:

@@ -387,7 +387,7 @@ def _watch(generator: Any, phases: dict[str, float]) -> None:
     # execute_model and sample_tokens go through collective_rpc in some releases: phases must not
     # count twice, so only the messages that the downstream itself sends are watched.
     inside = [False]
-    for name in ("execute_model", "sample_tokens"):
+    for name in ("execute_model", "sample_tokens", "compute"):  # the last is the second engine's
         step = getattr(generator.executor, name, None)
         if step is not None:
             setattr(generator.executor, name, _step(step, phases, inside))
@@ -404,6 +404,8 @@ def _watch(generator: Any, phases: dict[str, float]) -> None:
             phases[message(*args, **kwargs)] += time.perf_counter() - begin
 
     generator.executor.collective_rpc = collective_rpc
+    if not hasattr(generator, "scheduler"):  # the second engine's is in vLLM's engine core
+        return
     schedule = generator.scheduler.schedule
 
     @functools.wraps(schedule)

@@ -15,6 +15,7 @@ FIELDS = (
     ("not_on", "not on"),
     ("decided_by", "also decided by"),
     ("excluded_by", "not beside"),
+    ("serves", "is the engine"),
     ("changed", "what changed"),
     ("pull_requests", "public threads"),
     ("relies", "what the downstream does"),
@@ -157,4 +158,4 @@ def _words(value: Any) -> list[str]:
     """Return a value in words, one for each item; none for what is left open."""
     if isinstance(value, bool):
         return ["yes"] if value else []
-    return value if isinstance(value, list) else [str(value)]
+    return value if isinstance(value, list) else [str(value)] if value != "" else []

@@ -40,12 +40,14 @@ class _Options:
     transfer: str
     canary: bool
     max_loss: float
+    engine: str
     without: tuple[str, ...]
 
     def __str__(self) -> str:
         return (
             f"{self.downstream}, capture={self.capture!r}, transfer={self.transfer!r},"
-            f" canary={self.canary}, max_loss={self.max_loss}, without={self.without}"
+            f" canary={self.canary}, max_loss={self.max_loss}, engine={self.engine!r},"
+            f" without={self.without}"
         )
 
 
@@ -125,6 +127,7 @@ def apply(
     transfer: str = "auto",
     canary: bool = False,
     max_loss: float = MAX_LOSS,
+    engine: str = "auto",
     without: Collection[str] = (),
 ) -> Status:
     """Plan from the installed source, then patch this process and open the door for its children.
@@ -142,6 +145,11 @@ def apply(
             unless their rows agree.
         max_loss: The largest share, 0 to 1, of conversations, of their turns and of their answers that
             may be lost on the way to token ids. Losses are always told.
+        engine: ``stock`` for the engine that the downstream builds out of vLLM's internals, fitted by
+            adapters; ``public`` for one on vLLM's public interface alone (``vllm.LLM``), which is not
+            the downstream's code; ``alone`` for that with one prompt a step, which is slower and asks
+            nobody in which order a batch holds its prompts; ``auto`` for the first, and for ``public``
+            only where no adapter repairs what the first needs.
         without: Adapters and features to leave out by their names: an adapter although it is needed, to
             see what it is good for; a feature because its change of behaviour is not wanted. With
             ``proofs`` the captured rows are not proven, with ``remote_code`` no code that a model
@@ -163,7 +171,8 @@ def apply(
         >>> vllm_compat.apply(canary=True)
         >>> from speculators.data_generation import VllmHiddenStatesGenerator
     """
-    asked = _Options(downstream, capture, transfer, canary, max_loss, tuple(sorted(set(without))))
+    left_out = tuple(sorted(set(without)))
+    asked = _Options(downstream, capture, transfer, canary, max_loss, engine, left_out)
     with _lock:
         if run.current().in_force:
             _same(run.current().asked, asked)
@@ -183,6 +192,7 @@ def apply(
                 transfer=transfer,
                 canary=canary,
                 max_loss=max_loss,
+                engine=engine,
                 without=asked.without,
             )
             plan.refuse()
@@ -221,12 +231,13 @@ def plan_installed(
     transfer: str = "auto",
     canary: bool = False,
     max_loss: float = MAX_LOSS,
+    engine: str = "auto",
     without: Collection[str] = (),
 ) -> Plan:
     """Return the plan for what is installed in this interpreter, changing nothing."""
     from vllm_compat import checks, features
     from vllm_compat.adapters import make_plan, registry
-    from vllm_compat.analysis.environment import CAPTURES
+    from vllm_compat.analysis.environment import ALONE, CAPTURES, ENGINES, PUBLIC
     from vllm_compat.analysis.installed import installed_pair
     from vllm_compat.analysis.planner import refuse_unknown
     from vllm_compat.analysis.surface.syntax import uncollected
@@ -235,13 +246,25 @@ def plan_installed(
         raise UsageError(f"capture is {capture!r}; it must be one of {', '.join(CAPTURES)}.")
     if transfer not in ("auto", "rpc"):
         raise UsageError(f"transfer is {transfer!r}; it must be 'auto' or 'rpc'.")
+    if engine not in ENGINES:
+        raise UsageError(f"engine is {engine!r}; it must be one of {', '.join(ENGINES)}.")
+    if engine in (PUBLIC, ALONE) and capture == "stock":
+        raise UsageError(
+            "capture='stock' is the loop of the downstream's own worker, which the second engine"
+            f" (engine={engine!r}) does not use: leave one of them out."
+        )
     if not 0 <= max_loss <= 1:
         raise UsageError(f"max_loss is {max_loss!r}; it is a share, from 0 to 1.")
     others = (*features.names(), *checks.SWITCHES)
     refuse_unknown(without, registry(), others)
     with uncollected():
         contract, surface, environment = installed_pair(
-            downstream, capture=capture, transfer=transfer, canary=canary, max_loss=max_loss
+            downstream,
+            capture=capture,
+            transfer=transfer,
+            canary=canary,
+            max_loss=max_loss,
+            engine=engine,
         )
         return make_plan(contract, surface, environment, switched_off=without, features=others)
 
@@ -291,6 +314,7 @@ def _plan_anew(asked: _Options, elsewhere: str, begin: float) -> None:
             transfer=asked.transfer,
             canary=asked.canary,
             max_loss=asked.max_loss,
+            engine=asked.engine,
             without=asked.without,
         )
         plan.refuse()
@@ -517,6 +541,7 @@ def _options_of(plan: Plan) -> _Options:
         environment.transfer,
         environment.canary,
         environment.max_loss,
+        environment.engine,
         plan.switched_off,
     )
 

@@ -27,6 +27,10 @@ class CleanScheduler(Feature):
     targets = ("VllmHiddenStatesGenerator.generate",)
     beneath_checks = True
 
+    def applies(self, plan: Plan) -> bool:
+        """Whether the downstream has a scheduler of its own."""
+        return bool(plan.roles.generator) and not plan.is_public
+
     def install(self, transaction: Transaction, plan: Plan, role: str) -> None:
         """Enlist the wrapper of ``generate``; it is beneath the check that keeps the batch's book."""
         module, _, cls = plan.roles.generator.partition(":")

@@ -54,9 +54,12 @@ class ShutDown(Feature):
                 return wrapped(*args, **kwargs)
             except Exception:
                 given = args[0] if args else kwargs.get("vllm_config")
-                if belongs(given, plan.roles.package):
+                if plan.is_public or belongs(given, plan.roles.package):
                     with suppress(Exception):  # one that has not started at all ends what it has itself
                         instance.shutdown()
                 raise
 
-        transaction.wrap("vllm.v1.executor.multiproc_executor:MultiprocExecutor.__init__", started)
+        executor = "vllm.v1.executor.multiproc_executor:MultiprocExecutor"
+        if plan.is_public:
+            executor = "vllm_compat.engine.driver:PublicExecutor"
+        transaction.wrap(f"{executor}.__init__", started)

@@ -160,7 +160,7 @@ def _transfer(account: Account) -> dict[str, Any]:
         reason = "the executor is not vLLM's MultiprocExecutor"
         if account.plan.environment.transfer == "rpc":
             reason = "asked for"
-        elif "worker.capture" not in account.plan.adapters:
+        elif not account.plan.captures_by_request:
             reason = "the downstream's own capture is in force"
         return {"how": "replies", "reason": reason}
     return {**account.transfer, **_facts("transfer")}
@@ -280,6 +280,7 @@ def _extracted(account: Account) -> str:
         f"{account.samples} samples ({account.tokens} tokens), {account.layers} layers of [tokens,"
         f" {account.width}] in {account.dtype}{speed}; rows, order and values checked"
         + (", residual stream NOT proven (proofs left out)" if _unproven(account.plan) else "")
+        + (", served by the second engine (vLLM's public interface)" if account.plan.is_public else "")
         + (", remote code refused" if "remote_code" in account.plan.switched_off else "")
         + "".join(f", {sentence}" for sentence in account.notes)
         + (f"; {account.saved} files saved" if account.saved else "")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vllm_compat.analysis.environment import ALONE, PUBLIC
 from vllm_compat.trial.stamp import made_by
 
 SCHEMA_VERSION = 1
@@ -112,6 +114,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], help="switch an adapter off")
     parser.add_argument("--capture", default="auto")
     parser.add_argument("--transfer", default="auto")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--canary", action="store_true")
     parser.add_argument("--scenario", action="append", default=[], help="only these scenarios")
     parser.add_argument("--repeat", type=int, default=0, help="calls of the throughput measurement")
@@ -129,6 +132,7 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
             vllm_compat.apply(
                 capture=options.capture,
                 transfer=options.transfer,
+                engine=options.engine,
                 canary=options.canary,
                 without=options.without,
             )
@@ -165,16 +169,19 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
         max_model_len=256,
         tensor_parallel_size=options.tensor_parallel_size,
         gpu_memory_utilization=_utilization(options, text),
+        **_small_steps(options, VllmHiddenStatesGenerator),
     )
     record["start_seconds"] = round(time.perf_counter() - begin, 2)
-    record["kv_blocks"] = generator.scheduler.kv_cache_config.num_blocks
+    scheduler = getattr(generator, "scheduler", None)  # the second engine keeps its own to itself
+    if scheduler is not None:
+        record["kv_blocks"] = scheduler.kv_cache_config.num_blocks
     record["workers"] = generator.executor.collective_rpc(describe_worker)
     record["patches"] = [vars(p) for p in vllm_compat.status().patches]
     scenarios = prompts_of(text["vocab_size"])
     if options.scenario:
         scenarios = {name: scenarios[name] for name in options.scenario}
     results = _results(generator, scenarios)
-    if options.kv_blocks and not options.stock:
+    if options.kv_blocks and not options.stock and options.engine not in (PUBLIC, ALONE):
         record["too_long"] = _too_long(generator, options.kv_blocks, text["vocab_size"])
         results["after the refusal"] = generator.generate(scenarios["duplicates"])
         scenarios["after the refusal"] = scenarios["duplicates"]
@@ -190,13 +197,14 @@ def _run(options: argparse.Namespace, record: dict[str, Any]) -> None:
 def _results(generator: Any, scenarios: dict[str, list[list[int]]]) -> dict[str, Any]:
     """Return what `generate()` gives for each scenario; two of them run with small steps."""
     results: dict[str, Any] = {}
+    scheduler = getattr(generator, "scheduler", None)
     for name, prompts in scenarios.items():
-        if name == "chunked prefill":
-            budget = generator.scheduler.max_num_scheduled_tokens
-            generator.scheduler.max_num_scheduled_tokens = _step_tokens(generator, prompts)
+        if name == "chunked prefill" and scheduler is not None:
+            budget = scheduler.max_num_scheduled_tokens
+            scheduler.max_num_scheduled_tokens = _step_tokens(generator, prompts)
         results[name] = generator.generate(prompts)
-        if name == "shared prefixes":
-            generator.scheduler.max_num_scheduled_tokens = budget
+        if name == "shared prefixes" and scheduler is not None:
+            scheduler.max_num_scheduled_tokens = budget
     return results
 
 
@@ -224,7 +232,14 @@ def _force(options: argparse.Namespace) -> None:
     def dtype(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return wrapped(*args, **{**kwargs, "dtype": options.dtype})
 
+    def blocks(wrapped: Any, instance: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return wrapped(*args, **{**kwargs, "num_gpu_blocks_override": options.kv_blocks})
+
     wrapt.wrap_function_wrapper(ModelConfig, "__init__", dtype)
+    if options.kv_blocks and options.engine in (PUBLIC, ALONE):
+        from vllm.config import CacheConfig
+
+        wrapt.wrap_function_wrapper(CacheConfig, "__init__", blocks)
     if options.backend:
         force_backend(options.backend)
 
@@ -294,9 +309,17 @@ def _started_by() -> str:
     return "spawn" if "--multiprocessing-fork" in sys.orig_argv else "fork"
 
 
+def _small_steps(options: argparse.Namespace, generator: Any) -> dict[str, int]:
+    """Return what makes the second engine cut prompts, which nobody can ask of it between two calls."""
+    named = inspect.signature(generator).parameters
+    if options.engine not in (PUBLIC, ALONE) or "max_num_batched_tokens" not in named:
+        return {}
+    return {"max_num_batched_tokens": STEP_TOKENS}
+
+
 def _utilization(options: argparse.Namespace, text: dict[str, Any]) -> float:
     """Return stock's memory fraction; one that gives ``--kv-blocks`` blocks where asked for."""
-    if not options.kv_blocks:
+    if not options.kv_blocks or options.engine in (PUBLIC, ALONE):
         return float(options.gpu_memory_utilization)
     size = {"float32": 4, "bfloat16": 2}[options.dtype]
     heads = text["num_key_value_heads"] // options.tensor_parallel_size

@@ -251,6 +251,13 @@ def _sure_to_fail(unmet: int) -> str:
     return f"{count(unmet, 'finding')} at call sites that are sure to fail."
 
 
+def _second_engine(plan: Plan) -> str:
+    """Say that a plan does without the engine that the downstream builds, where it does."""
+    if not plan.is_public:
+        return ""
+    return ", and the generator is served by the second engine, on vLLM's public interface"
+
+
 # Any other pair.
 
 
@@ -289,7 +296,9 @@ class _Case:
                 " tree.",
             )
         if self.plan and self.plan.steps:
-            return Verdict.WITH_SHIM, f"{count(len(self.plan.steps), 'adapter')} will be in force."
+            return Verdict.WITH_SHIM, (
+                f"{count(len(self.plan.steps), 'adapter')} will be in force{_second_engine(self.plan)}."
+            )
         if possible:
             return (
                 Verdict.UNKNOWN,
