@@ -226,10 +226,8 @@ def faults_section() -> list[str]:
     """Return what `lab.faults` gave, one table a record."""
     parts = ["", "## Faults put in on purpose"]
     for path, record in records("faults", "families"):
-        under = "`apply()` and the canary" if record.get("canary", True) else "`apply()` alone"
-        where = record["model"]
-        if "versions" in record:
-            where += f", vLLM {record['versions']['vllm']}, TP {record['ranks']}"
+        under = "`apply()` and the canary" if record["canary"] else "`apply()` alone"
+        where = f"{record['model']}, vLLM {record['versions']['vllm']}, TP {record['ranks']}"
         parts += [
             "",
             f"`lab.faults` on {where}, under {under}: {record['clean_runs']} clean runs raised nothing;"
@@ -240,7 +238,7 @@ def faults_section() -> list[str]:
             "|---|---|",
         ]
         for name, words in record["faults"].items():
-            said = str(words).removeprefix("Worker failed with error '")
+            said = str(words).removeprefix("Worker failed with error '").partition("', please check")[0]
             parts.append(f"| {name} | {said[:200]} |")
     return parts
 
