@@ -34,6 +34,7 @@ TESTS = (
     "tests/analysis/surface",
     "tests/commands/test_register.py",
     "tests/lab/test_matrix.py",
+    "tests/lab/test_record.py",
     "tests/test_docs.py",
     "tests/test_records.py",
 )
