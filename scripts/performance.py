@@ -12,6 +12,7 @@ MEANING = {
     "stock": "stock speculators as it is",
     "rpc": "vllm_compat, pickled replies",
     "auto": "vllm_compat",
+    "public": "vllm_compat, second engine",
 }
 
 
@@ -195,7 +196,7 @@ def _device(record: dict[str, Any]) -> str:
 
 
 def _bench(path: str, record: dict[str, Any]) -> list[str]:
-    from vllm_compat.commands.bench import batches_of, shares_of, speed
+    from vllm_compat.commands.bench import batches_of, parts_of, shares_of, speed
 
     layers = next(len(m["layer_ids"]) for m in record["modes"].values() if "layer_ids" in m)
     driver = f", driver {record['driver']}" if record.get("driver") else ""
@@ -218,6 +219,14 @@ def _bench(path: str, record: dict[str, Any]) -> list[str]:
             parts.append(
                 f"| {batch} | {MEANING[mode]} | **{found / base:.2f}** | {found:,.0f} | {shares} |"
             )
+    if spent := {batch: parts_of(record, batch) for batch in batches_of(record)}:
+        told = (
+            f"{batch}: " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+            for batch, shares in spent.items()
+            if shares
+        )
+        if said := "; ".join(told):
+            parts += ["", f"What takes the time in the decoder layers: {said}."]
     return parts
 
 

@@ -17,9 +17,9 @@ NOT_TRIED = """## What has not been tried
 
 - Kills and disks were tried on vLLM's CPU build, one machine, one rank. Disks were tried without an
   engine: the rows that were saved are made up.
-- Neighbours were tried with a fake vLLM whose processes are real, not with vLLM itself; shiv, pex, conda,
-  gevent and other tracers were not tried, nor was a neighbour that puts a method of vLLM's own back over
-  ours without calling it: nothing notices that.
+- Neighbours were tried with a fake vLLM whose processes are real, not with vLLM itself; shiv, pex,
+  conda, gevent and other tracers were not tried, nor was a neighbour that puts a method of vLLM's own
+  back over ours without calling it: nothing notices that.
 - A real network file system, a quota, a disk that returns errors or wrong bytes: *vanished* is a folder
   that was moved away, *slow* an ext4 that stands still three times for a second.
 - `left_out.json`, and what `rehearse`, `demo`, `bench`, `preflight` and the maintainers' `lab` write, on

@@ -53,6 +53,15 @@ def test_ratios_come_first_and_a_cpu_run_says_so() -> None:
     assert "Failed: stock: exit status 1" in text
 
 
+def test_a_batch_that_a_mode_fails_at_is_told_beside_the_others() -> None:
+    modes = {
+        **RECORD["modes"],
+        "stock": {"batches": {"8x64": {"failed": "Result 2 belongs to another prompt."}}},
+    }
+    assert "stock failed: Result 2 belongs" in bench.render({**RECORD, "modes": modes})
+    assert bench.speed({**RECORD, "modes": modes}, "stock", "8x64") is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
