@@ -35,8 +35,8 @@ class EndOrphans(Feature):
     name = "end_orphans"
     does = (
         "In each worker of the downstream's engine a thread looks once a second whether the process that"
-        " started it is still there; when it has been gone for 30 seconds, the worker ends. Whichever way"
-        " a worker ends whose driver is gone, it frees the shared memory of their queues."
+        " started it is still there; when it has been gone for 30 seconds, the worker ends. A worker that"
+        " ends, whichever way, after its driver frees the shared memory of their queues."
     )
     why = (
         "vLLM's worker asks for the end of its driver only between steps: one whose driver was killed"
