@@ -34,9 +34,9 @@ class EndOrphans(Feature):
 
     name = "end_orphans"
     does = (
-        "In each worker of the downstream's engine a thread looks once a second whether the process that"
-        " started it is still there; when it has been gone for 30 seconds, the worker ends. A worker that"
-        " ends, whichever way, after its driver frees the shared memory of their queues."
+        "In each worker of the downstream's engine a thread looks once a second for the process that has"
+        " started it; when that has been gone for 30 seconds, the worker ends. A worker that ends after"
+        " its driver, whichever way, frees the shared memory of their queues."
     )
     why = (
         "vLLM's worker asks for the end of its driver only between steps: one whose driver was killed"
