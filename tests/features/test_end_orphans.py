@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 SOURCE = Path(end_orphans.__file__).parents[2]
 PROGRAM = '''
-"""driver.py METHOD EXTENSION DOOR WITHOUT: a driver, and a FAKE worker that waits for it for ever."""
-import multiprocessing, os, sys, time
-from multiprocessing import shared_memory
+"""driver.py METHOD EXTENSION DOOR WITHOUT ENDING: a driver, and a FAKE worker that waits for it."""
+import multiprocessing, os, signal, sys, time
+from multiprocessing import resource_tracker, shared_memory
 from types import SimpleNamespace
 
 import vllm_compat
 from vllm_compat.features import end_orphans
 
 end_orphans.GRACE, end_orphans.LOOK = 1.0, 0.05
-method, extension, door, without = sys.argv[1:]
+method, extension, door, without, ending = sys.argv[1:]
 if door == "import":
     vllm_compat.apply(without=[each for each in [without] if each])
 
@@ -57,7 +57,11 @@ def work(config, ready):
     memory = shared_memory.SharedMemory(create=True, size=64)
     proc.worker_response_mq = SimpleNamespace(buffer=SimpleNamespace(shared_memory=memory))
     ready.send((os.getpid(), memory.name))
-    time.sleep(60)
+    while ending == "never" or os.getppid() == multiprocessing.parent_process().pid:
+        time.sleep(0.05)
+    # FAKE: as vLLM's worker that has seen its driver's end between two steps.
+    proc.worker_response_mq = None
+    memory.close()
 
 
 if __name__ == "__main__":
@@ -68,6 +72,9 @@ if __name__ == "__main__":
     ours, theirs = context.Pipe()
     context.Process(target=work, args=(config, theirs), daemon=True).start()
     print(*ours.recv(), flush=True)
+    if ending == "orderly":
+        os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+        print("killed", flush=True)
     time.sleep(60)
 '''
 OURS = "speculators.data_generation.custom_worker.HiddenStatesWorkerExtension"
@@ -81,15 +88,15 @@ class Family:
         site: Site,
         method: str = "spawn",
         of: str = OURS,
-        *,
         door: str = "import",
         without: str = "",
+        ending: str = "never",
     ) -> None:
         (site.folder / "driver.py").write_text(PROGRAM)
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "PYTHON"))}
         path = os.pathsep.join([str(site.folder), str(SOURCE)])
         self.driver = subprocess.Popen(
-            [sys.executable, "driver.py", method, of, door, without],
+            [sys.executable, "driver.py", method, of, door, without, ending],
             env={**clean, "PYTHONPATH": path, "VLLM_COMPAT_CACHE": "off"},
             cwd=site.folder, stdout=subprocess.PIPE, stderr=(site.folder / "said").open("w"), text=True,
         )  # fmt: skip
@@ -181,6 +188,18 @@ print([thread.name for thread in threading.enumerate()])
 """,
     )
     assert done.stdout.strip() == "['MainThread']", done.stderr
+
+
+@pytest.mark.parametrize("without", ["", "end_orphans"])
+def test_a_worker_that_ends_by_itself_frees_what_nobody_else_will(family: Any, without: str) -> None:
+    """Seen: driver and multiprocessing's tracker were killed, and a piece of shared memory stayed."""
+    mine = family(ending="orderly", without=without)
+    assert mine.driver.stdout.readline() == "killed\n"
+    time.sleep(0.3)
+    os.kill(mine.driver.pid, signal.SIGKILL)
+    assert not mine.lives(10)
+    assert mine.memory.exists() is bool(without)
+    mine.memory.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ class EndOrphans(Feature):
 
     name = "end_orphans"
     does = (
-        "In each worker of the downstream's engine a thread looks once a second whether the process that"
-        " started it is still there; when it has been gone for 30 seconds, the shared memory of the"
-        " worker's queues is freed and the worker ends."
+        "In each worker of the downstream's engine a thread looks once a second for the process that has"
+        " started it; when that has been gone for 30 seconds, the worker ends. A worker that ends after"
+        " its driver, whichever way, frees the shared memory of their queues."
     )
     why = (
         "vLLM's worker asks for the end of its driver only between steps: one whose driver was killed"
@@ -89,19 +89,27 @@ class Watch:
         self.parent, self.queues = parent, queues
         self.start = identity.start_of(parent.pid)
         self.over = threading.Event()
+        self.memory: set[str] = set()
+        self.at_exit: Any = None
 
     def begin(self) -> None:
         """Look from now on, until it is stopped."""
+        from multiprocessing import util
+
         threading.Thread(target=self._look, name=THREAD, daemon=True).start()
+        # Children of multiprocessing end without `atexit`.
+        self.at_exit = util.Finalize(None, self._leave, exitpriority=0)
 
     def stop(self) -> str:
         """Look no more; return the state of what is taken back."""
         self.over.set()
+        self.at_exit.cancel()
         return "reverted"
 
     def _look(self) -> None:
         since = None
         while not self.over.wait(LOOK):
+            self._note_memory()
             if not self.is_gone():
                 since = None
             elif since is None:
@@ -121,13 +129,31 @@ class Watch:
             return not self.parent.is_alive()
         return identity.start_of(self.parent.pid) != self.start
 
+    def _note_memory(self) -> None:
+        """Remember the names of the queues' memory: a worker that ends forgets its queues first."""
+        for queue in self.queues():
+            name = getattr(getattr(getattr(queue, "buffer", None), "shared_memory", None), "name", "")
+            if name:
+                self.memory.add(name)
+
+    def _free(self) -> None:
+        """Free the queues' memory: its names go, and who has it mapped keeps it until the end."""
+        from multiprocessing import shared_memory
+
+        for name in self.memory:
+            with suppress(Exception):  # the other ranks free the driver's queue too
+                memory = shared_memory.SharedMemory(name)
+                memory.close()
+                memory.unlink()
+
+    def _leave(self) -> None:
+        """Free what a driver that is gone cannot, where the worker ends in order."""
+        if self.is_gone():
+            self._free()
+
     def _end(self) -> None:
         """Free what is shared, say why, and end without anything that could wait for somebody."""
-        for queue in self.queues():
-            memory = getattr(getattr(queue, "buffer", None), "shared_memory", None)
-            if memory is not None:
-                with suppress(Exception):  # the other ranks free the driver's queue too
-                    memory.unlink()
+        self._free()
         with suppress(Exception):  # whoever reads it may be gone as well
             print(
                 f"vllm_compat: process {self.parent.pid}, which started this vLLM worker (pid"
