@@ -16,6 +16,9 @@ FILES = {str(path.relative_to(SOURCE)): path for path in sorted(SOURCE.rglob("*.
 STATE = {
     "runtime/run.py:_current": "the Run itself, ended by revert()",
     "capture/handover.py:_mappings": "what tensors of this process look into, past the end of a run",
+    "entry/apply.py:_forking": "whether this thread holds the lock for a fork under way",
+    "entry/apply.py:_lock": "a lock, new in a forked child",
+    "runtime/patching.py:_held": "transactions that are alive, whose locks are new in a forked child",
 }
 """What a module may hold and change, and why."""
 

@@ -274,3 +274,45 @@ def test_where_there_is_no_vllm_the_next_step_is_another_environment() -> None:
     items = (p.Item("adapters", "unknown", "vllm is not installed in /here: nothing is adapted"),)
     report = p.Report(p.Options(model="m"), items, seconds={"own": 1, "vllm": 0})
     assert "the environment that has vLLM and speculators" in p.render(report).splitlines()[-1]
+
+
+def test_blocks_that_do_not_divide_over_the_ranks_come_with_the_number_that_does() -> None:
+    config = {
+        "architectures": ["A"],
+        "moe_intermediate_size": 1536,
+        "intermediate_size": 12288,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    asked = {
+        "stage": "building the model's modules",
+        "standing_in": True,
+        "error": "ValueError: output_size 192 is not divisible by block_n = 128.",
+        "raised_in": "vllm.model_executor",
+    }
+    (item,) = p._architecture(config, asked, 8)
+    assert item.state == "fail"
+    assert item.answer.endswith(
+        "128. By its widths, 4 tensor-parallel ranks would have whole blocks: take --devices 4"
+    )
+    assert p.ranks_of_whole_blocks(config, 4) == 2
+    assert p.ranks_of_whole_blocks({**config, "moe_intermediate_size": 100}, 8) == 0
+    assert p.ranks_of_whole_blocks({"text_config": config}, 8) == 4
+    for odd in (
+        {},
+        {"weight_block_size": None},
+        {"weight_block_size": ["a"]},
+        {"weight_block_size": [0]},
+    ):
+        assert p.ranks_of_whole_blocks({**config, "quantization_config": odd}, 8) == 0
+    (item,) = p._architecture({"architectures": ["A"]}, asked, 8)
+    assert "take --devices" not in item.answer
+
+
+def test_an_operator_that_this_build_lacks_has_its_overload_and_cannot_be_called() -> None:
+    """Passes of vllm.compilation, imported while a vision model is built, hold on to `op.default`."""
+    from vllm_compat.commands.preflight.stand_in import _uncallable
+
+    operator = _uncallable("silu_and_mul")
+    for held in (operator, operator.default):
+        with pytest.raises(RuntimeError, match="silu_and_mul is compiled code"):
+            held()

@@ -148,7 +148,7 @@ def preflight(options: Options, *, ask: bool = True) -> Report:
         if process:
             process.close()
     if ask:
-        items[0:0] = _architecture(config, asked)
+        items[0:0] = _architecture(config, asked, options.devices)
         items += _choices(asked, options, latent=bool(text.get("kv_lora_rank")))
     memory = _memory(asked, options, text)
     if memory:
@@ -222,7 +222,7 @@ class _Asking:
         self.folder.cleanup()
 
 
-def _architecture(config: Mapping[str, Any], asked: Mapping[str, Any]) -> list[Item]:
+def _architecture(config: Mapping[str, Any], asked: Mapping[str, Any], devices: int = 1) -> list[Item]:
     name = (config.get("architectures") or ["unknown"])[0]
     error = " ".join(str(asked.get("error", "")).split())[:400]
     version = f"vLLM {asked['vllm']}" if asked.get("vllm") else "vLLM"
@@ -237,7 +237,33 @@ def _architecture(config: Mapping[str, Any], asked: Mapping[str, Any]) -> list[I
     refused = _is_refusal(error, str(asked.get("raised_in", "")))
     state = "fail" if refused or not asked.get("standing_in") else "unknown"
     said = "cannot load it" if state == "fail" else "did not answer"
-    return [Item(question, state, f"{name}: {version} {said} ({asked.get('stage')}): {error}")]
+    told = f"{name}: {version} {said} ({asked.get('stage')}): {error}"
+    if state == "fail" and "divisible" in error and (ranks := ranks_of_whole_blocks(config, devices)):
+        told = f"{told.rstrip('.')}. By its widths, {ranks} tensor-parallel rank"
+        told += f"{'' if ranks == 1 else 's'} would have whole blocks: take --devices {ranks}"
+    return [Item(question, state, told)]
+
+
+def ranks_of_whole_blocks(config: Mapping[str, Any], devices: int) -> int:
+    """Return the most ranks below ``devices`` that get whole quantisation blocks each, 0 if unknown.
+
+    Looked at are the widths of the experts and of the dense layers, in blocks of ``weight_block_size``:
+    vLLM refuses a rank's part that ends within a block (``fp8_utils.validate_fp8_block_shape``).
+    """
+    nested = config.get("text_config")
+    text = nested if isinstance(nested, dict) else config
+    quantised = text.get("quantization_config") or config.get("quantization_config")
+    block = quantised.get("weight_block_size") if isinstance(quantised, dict) else None
+    if not isinstance(block, list) or not block or not all(type(b) is int and b > 0 for b in block):
+        return 0
+    names = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+    widths = [text[name] for name in names if type(text.get(name)) is int and text[name] > 0]
+    fitting = [
+        ranks
+        for ranks in range(1, devices)
+        if devices % ranks == 0 and all(width % (ranks * b) == 0 for width in widths for b in block)
+    ]
+    return max(fitting, default=0) if widths else 0
 
 
 def _is_refusal(error: str, raised_in: str) -> bool:

@@ -96,6 +96,7 @@ def _uncallable(name: str) -> Any:
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{name} is compiled code, which this build lacks")
 
+    stand_in.default = stand_in  # type: ignore[attr-defined]  # an operator's overload, held by passes
     return stand_in
 
 
