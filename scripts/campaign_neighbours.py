@@ -83,6 +83,15 @@ def key_of(neighbour: Neighbour, program: str, method: str) -> str:
     return f"{neighbour.kind}: {neighbour.name}; {program}, {method}"
 
 
+def cases_of(neighbour: Neighbour) -> list[tuple[str, str]]:
+    """Return with which programs, and which ways to start workers, a neighbour is tried."""
+    return [
+        (program, method)
+        for program in neighbour.programs
+        for method in (neighbour.methods if program != "child" else METHODS[1:])
+    ]
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the tools that are here."""
     found = {}
@@ -108,15 +117,15 @@ def main() -> int:
             if neighbour.tool and importlib.util.find_spec(neighbour.tool) is None:
                 missing.add(neighbour.name)
                 continue
-            for program in neighbour.programs:
-                for method in neighbour.methods if program != "child" else METHODS[1:]:
-                    key = key_of(neighbour, program, method)
-                    old = campaign.record["entries"].get(key)
-                    wanted = old is None or (options.again and old["outcome"] in ("wrong", "lost"))
-                    if wanted and options.only in key and time.monotonic() < until:
-                        print(key, campaign.one(neighbour, program, method), flush=True)
+            for program, method in cases_of(neighbour):
+                key = key_of(neighbour, program, method)
+                old = campaign.record["entries"].get(key)
+                wanted = old is None or (options.again and old["outcome"] in ("wrong", "lost"))
+                if wanted and options.only in key and time.monotonic() < until:
+                    print(key, campaign.one(neighbour, program, method), flush=True)
         campaign.record["not_tried"] = sorted(missing)
         campaign.record["tools"] = versions()
+        campaign.record["planned"] = sum(len(cases_of(each)) for each in (*STDLIB, *TOOLS))
         campaign.write()
     bad = [e for e in campaign.record["entries"].values() if e["outcome"] in ("wrong", "lost")]
     return 1 if bad else 0

@@ -178,6 +178,7 @@ def _neighbours(name: str, record: dict[str, Any]) -> str:
             " workers, beside one neighbour at a time, as the launcher's program, as a child of it and"
             " with `apply()`, with forked and with spawned workers. *Right*: driver and workers hold the"
             " patches that they hold without it, and it did its work. *Lost*: a process ran without one."
+            f" {len(record['entries'])} of {record['planned']} cases have been tried."
             f" Tools: {', '.join(f'{tool} {version}' for tool, version in record['tools'].items())}.",
             "",
             "| neighbour | tried | right | refused in words | wrong | lost |",
