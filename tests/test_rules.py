@@ -23,6 +23,8 @@ STATE = {
 """What a module may hold and change, and why."""
 
 CACHES = {
+    "analysis/environment.py:compute_capabilities": "the machine's GPUs, which stay what they are",
+    "analysis/knowledge.py:_known": "a file of the package",
     "adapters/__init__.py:registry": "the adapters there are",
     "adapters/_offsets.py:_byte_of": "a table of GPT-2's",
     "adapters/_offsets.py:_byte_level": "by the token's text",
