@@ -234,7 +234,7 @@ TRIES = (
         "check --downstream SPECULATORS --vllm=",
         f"{DOWNSTREAM} VLLM",
     ),
-    ("analysis/layer_ids.py: name a folder with a model", "layers EMPTY", "layers MODEL"),
+    ("analysis/layer_ids.py: name the folder that holds a model", "layers EMPTY", "layers MODEL"),
     ("analysis/layer_ids.py: name a folder with a config", "layers NEW", "layers MODEL"),
     (
         "commands/preflight/judge.py: write 96",

@@ -103,6 +103,8 @@ class Cell:
 def _cells() -> Iterator[Cell]:
     for path in sorted(RECORDS.rglob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("kind") == "faults":  # injected into one plan, which is no cell's
+            continue
         for number, cell in enumerate(record.get("cells") or [record]):
             if "outcome" in cell and {"vllm", "speculators"} <= set(cell.get("versions") or ()):
                 yield Cell(f"{path.stem}[{number}]", cell)
@@ -149,7 +151,7 @@ def places(step: Step) -> set[str]:
 def test_there_are_records_of_many_kinds() -> None:
     assert {cell.pair[0] for cell in CELLS} == set(VERSIONS)
     assert len({cell.pair[1] for cell in CELLS}) >= 6
-    assert any(cell.environment.device == "cuda" for cell in CELLS)
+    assert any(cell.environment.device == "cuda" for cell in cells())
     assert ablations()
     assert stock()
 

@@ -33,7 +33,7 @@ def report(name: str) -> Report:
     if name == "repaired":
         return check([wheel("0.3.0")], ["0.26.0"])
     if name == "unmet":
-        return check([wheel("0.4.0")], ["0.11.0"])
+        return check([wheel("0.4.0")], ["0.10.2"])
     if name == "guarded":
         return check([wheel("0.4.0.1")], ["0.32.0"], device="cpu")
     if name == "hazards":
@@ -182,7 +182,7 @@ def test_a_matrix_has_every_release_and_what_stands_in_the_way(form: str) -> Non
     for pair in report("matrix").pairs:
         assert pair.surface.version in shown
     assert "What stands in the way" in shown
-    assert "sample_tokens" in shown
+    assert "older than 0.11.0" in shown
     assert "request.eos_token_id" in shown
 
 
@@ -278,7 +278,7 @@ def test_github_annotations_are_commands_the_gravest_first(name: str) -> None:
     findings = sum(len(pair.findings) + len(pair.hazards) for pair in report(name).pairs)
     assert len(lines) == findings + len(report(name).pairs)
     if name == "unmet":
-        assert levels.count("error") == findings + 1
+        assert levels.count("error") == 1, "its release is too old for any adapter"
 
 
 def test_github_annotations_carry_the_repositorys_own_paths(
