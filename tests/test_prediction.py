@@ -77,7 +77,8 @@ class Cell:
         # Cells on the CPU keep no more of a plan than its steps.
         versions = tuple((n, v) for n, v in self.record["versions"].items() if v)
         features = own(self.record["versions"]["speculators"])
-        return Environment(str(self.record["python"]), versions, "cpu", engine=STOCK, features=features)
+        engine = "auto" if "engine.public" in (self.in_force or ()) else STOCK
+        return Environment(str(self.record["python"]), versions, "cpu", engine=engine, features=features)
 
     @property
     def knows_all(self) -> bool:
