@@ -77,7 +77,8 @@ class Cell:
         # Cells on the CPU keep no more of a plan than its steps.
         versions = tuple((n, v) for n, v in self.record["versions"].items() if v)
         features = own(self.record["versions"]["speculators"])
-        engine = "auto" if "engine.public" in (self.in_force or ()) else STOCK
+        second = any(name.startswith("engine.") for name in (self.in_force or set()) | self.off)
+        engine = "auto" if second else STOCK
         return Environment(str(self.record["python"]), versions, "cpu", engine=engine, features=features)
 
     @property
