@@ -95,6 +95,9 @@ def test_the_readme_tells_what_was_measured() -> None:
     text = " ".join((RECORDS.parent / "README.md").read_text(encoding="utf-8").split())
     assert f"runs at {auto / plain:.2f} of vLLM's plain prefill on an H200" in text
     assert f"stock's own way reaches {stock / plain:.2f}" in text
+    kimi = read(GPU / "h200-bench-0.26.0-kimi-k2.5.json")
+    plain, auto = (speed(kimi, mode, "8x2048") or 0 for mode in ("plain", "auto"))
+    assert f"(12 of its 61 layers, INT4, one H200): {auto / plain:.2f}." in text
 
 
 @pytest.mark.parametrize("path", sorted(GPU.glob("*-transfers-*.json")), ids=lambda p: p.stem)
