@@ -100,7 +100,7 @@ FORMS = ("text", "json", "markdown", "junit", "github")
         (("0.4.0.1", "0.32.0"), "cpu", ("known", "on CPU (x86_64, model runner V1)", "last on 20")),
         (("0.4.0.1", "0.26.0"), "cuda", ("known", "NVIDIA H200 (compute capability 9.0")),
         (("0.4.0.1", "0.32.0"), "cuda", ("inferred", "run on CPU only, never on CUDA")),
-        (("0.4.0", "0.11.0"), "cpu", ("inferred", "has never been run")),
+        (("0.4.0", "0.10.2"), "cpu", ("inferred", "has never been run")),
     ],
 )
 def test_every_format_says_what_is_known_and_what_is_inferred(
