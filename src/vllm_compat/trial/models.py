@@ -567,6 +567,11 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
         width=32 * heads, inner=64 * heads, heads=heads, blocks=2, grid=8, text=shape.hidden_size
     )
     draw_vision_tower(weights, vision, shape.hidden_size)
+    return kimi_config(text, vision)
+
+
+def kimi_config(text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
+    """Return Kimi-K2.5's configuration around those of its decoder and its vision tower."""
     return {
         "architectures": [ARCHITECTURES["kimi_k25"]],
         "model_type": "kimi_k25",
@@ -579,6 +584,13 @@ def _kimi(shape: Shape, weights: _Weights, int4: bool = False) -> dict[str, Any]
         "use_unified_vision_chunk": True,
         "video_placeholder": "<|kimi_k25_video_placeholder|>",
         "tie_word_embeddings": False,
+        **kimi_ends(),
+    }
+
+
+def kimi_ends() -> dict[str, int]:
+    """Return the ids of its tokens that begin, end and fill a sequence."""
+    return {
         "bos_token_id": special_token_id("[BOS]"),
         "eos_token_id": special_token_id("[EOS]"),
         "pad_token_id": special_token_id("[PAD]"),

@@ -18,7 +18,8 @@ from vllm_compat.trial.models import (
     INT4_CONFIG,
     KIMI_VISION,
     VOCABULARY,
-    special_token_id,
+    kimi_config,
+    kimi_ends,
     write_fast_tokenizer,
     write_kimi_code,
     write_slow_tokenizer,
@@ -146,32 +147,13 @@ def _llama(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kimi(text: dict[str, Any]) -> dict[str, Any]:
-    ends = {
-        "bos_token_id": special_token_id("[BOS]"),
-        "eos_token_id": special_token_id("[EOS]"),
-        "pad_token_id": special_token_id("[PAD]"),
-    }
     inner = {
         **text,
-        **ends,
+        **kimi_ends(),
         "architectures": ["DeepseekV3ForCausalLM"],
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "quantization_config": INT4_CONFIG,
     }
-    return {
-        "architectures": ["KimiK25ForConditionalGeneration"],
-        "model_type": "kimi_k25",
-        "auto_map": {"AutoConfig": "configuration_kimi_k25.KimiK25Config"},
-        "text_config": inner,
-        "vision_config": KIMI_VISION,
-        "media_placeholder_token_id": special_token_id("<|media_pad|>"),
-        "image_token_id": special_token_id("<|media_pad|>"),
-        "ignore_index": -100,
-        "use_unified_vision_chunk": True,
-        "video_placeholder": "<|kimi_k25_video_placeholder|>",
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        **ends,
-    }
+    return {**kimi_config(inner, KIMI_VISION), "torch_dtype": "bfloat16"}
