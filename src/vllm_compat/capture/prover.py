@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vllm_compat.capture.layers import decoder, stream_reader, where
+from vllm_compat.capture.layers import decoder, stream_reader
 from vllm_compat.capture.proof import StreamProof, TokenProof, quietly
 from vllm_compat.capture.rows import Span
 from vllm_compat.errors import GuardError
@@ -63,7 +63,6 @@ class Prover:
         self._samples: dict[int, list[Any]] = {}  # of the steps watched since the last meeting
         self._handles: list[Any] = []
         self._fault: str | None = None
-        self.unproven: set[int] = set()  # layers behind which no stream has shown
         self.tokens = TokenProof() if captures else None
         self.stream: StreamProof | None = None
         with suppress(GuardError):
@@ -149,23 +148,10 @@ class Prover:
             self._samples[self._step] = sampled
             if self._captures:
                 self.stream.check(sampled)
-                self._warn(self.stream)
         except GuardError as error:
             self._tell(str(error))
         finally:
             self._drop()
-
-    def _warn(self, stream: StreamProof) -> None:
-        """Say once which layers are believed by their source alone."""
-        for layer_id in set(stream.unproven) - self.unproven:
-            self.unproven.add(layer_id)
-            logger.warning(
-                "vllm_compat: what follows decoder layer %s, %s, shows no residual stream; what is"
-                " captured there rests on the source of its forward%s.",
-                layer_id,
-                where(stream.layers[layer_id]),
-                " and on equal ranks" if self.meets else "",
-            )
 
     def _drop(self) -> None:
         """Take the hooks of a watched step away, also of one that has raised."""
