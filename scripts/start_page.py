@@ -68,9 +68,17 @@ vllm_compat.apply()
 
 ## speculators 0.5 and later: what to know
 
-vllm_compat changes nothing in a vLLM server and checks none of its data. `vllm-compat check` answers
-"unknown" (exit status 3) and lists what is known to go wrong on your vLLM, the worst first. Two ways out
-where that is too much:
+```console
+$ vllm-compat check --speculators 0.9.0 --vllm 0.32.0   # what is known to go wrong, nothing installed
+$ vllm-compat layers MODEL --server                     # the server's numbering of layers
+$ vllm-compat preflight MODEL --server --tokens 300000000
+$ vllm-compat run --dry-run launch_vllm.py MODEL …      # the command, judged; without --dry-run: started
+```
+
+`run` in front of the launcher refuses a command that is sure to fail, or to write wrong data, and adds
+flags that your vLLM needs; the server then runs without vllm_compat, and none of its data is checked.
+`vllm-compat check` answers "unknown" (exit status 3), or "incompatible" where no server comes up, and
+lists what is known to go wrong on your vLLM, the worst first. Two ways out where that is too much:
 
 - extract with speculators 0.4.0.1 and vllm_compat in a second environment, and
   [`vllm-compat convert`](convert.md) the folder: the trainer of 0.5 and later reads it;
@@ -91,7 +99,7 @@ What makes wrong or lost data there:
   an older build's kernels ([which](compatibility.md#every-release)).
 - One host. Several nodes and pipeline parallelism are not served; tensor parallelism is.
 - NVIDIA GPUs (run on H200) and CPU builds. ROCm and other devices have not been run.
-- speculators 0.4 on vLLM 0.11 is refused: use 0.3.0 there.
+- speculators 0.4 on vLLM 0.11 is served by the second engine, on vLLM's public interface.
 - Stock's trainer of 0.3 and 0.4 does not run on transformers 5, and no adapter repairs that.
 - [Some models are refused](families.md#layers-that-are-refused): what their layers hand on looks right
   and is not the residual stream.
@@ -291,8 +299,7 @@ def installing(releases: Sequence[str]) -> Iterator[str]:
         yield ""
         yield "```console"
         yield f"$ {line}"
-        other = "  # on vLLM 0.11: speculators==0.3.0" if first.startswith("0.11.") else ""
-        yield f"$ python -m pip install --no-deps speculators==0.4.0.1{other}"
+        yield "$ python -m pip install --no-deps speculators==0.4.0.1"
         yield "```"
         yield ""
 

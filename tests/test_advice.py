@@ -312,6 +312,9 @@ TRIED = {
     ),
     "analysis/misread.py: use a vLLM before": "test_advice_a_layer_that_is_refused_is_read_as_it_says",
     "analysis/misread.py: use tensor": "test_advice_a_layer_that_is_refused_is_read_as_it_says",
+    "commands/report/words.py: put `vllm-compat run` in front of the launcher": (
+        "tests/commands/test_launch_server.py"
+    ),
     "commands/preflight/judge.py: take --devices": "tests/commands/test_preflight.py",
     "entry/apply.py: call revert() first": "test_advice_other_options_can_be_had_after_a_revert",
     "commands/run/launch.py: start the launcher without": (

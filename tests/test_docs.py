@@ -83,7 +83,7 @@ def test_the_readme_installs_what_check_asks_for_and_from_where_it_is() -> None:
         assert need in section
     assert "'transformers<5'" in section
     assert "pip install vllm-compat" not in section  # nothing is released
-    assert "pip install ./vllm-compat" in section
+    assert "$ pip install .\n" in section
 
 
 def test_the_readme_names_the_newest_release_that_has_been_run() -> None:

@@ -121,11 +121,31 @@ def test_a_model_that_is_not_at_hand_is_said_to_be_unseen(run: Callable[..., Run
     assert "the model's class was not looked at" in done.stderr
 
 
-def test_options_that_do_not_fit_a_server_are_usage_errors(run: Callable[..., Run]) -> None:
-    launch = run("0.32.0")
-    done = launch("model", options=("--record", "r.json"))
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--record", "r.json"),
+        ("--leave-folder",),
+        ("--grace", "3"),
+        ("--no-remote-code",),
+        ("--without", "proofs"),
+        ("--no-canary",),
+        ("--max-loss", "0.5"),
+        ("--engine", "public"),
+        ("--capture", "hooks"),
+    ],
+    ids=lambda option: option[0],
+)
+def test_options_that_do_not_fit_a_server_are_usage_errors(
+    run: Callable[..., Run], option: tuple[str, ...]
+) -> None:
+    done = run("0.32.0")("model", options=option)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--record goes with a program that extracts by itself" in done.stderr
+    assert f"{option[0]} goes with a program that extracts by itself" in done.stderr
+
+
+def test_a_servers_output_can_be_logged(run: Callable[..., Run]) -> None:
+    launch = run("0.32.0")
     logged = launch("model", options=("--log", "server.log"))
     assert (logged.returncode, logged.stdout) == (9, "")
 

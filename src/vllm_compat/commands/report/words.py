@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from vllm_compat.analysis.contract import CallSite
 from vllm_compat.analysis.drift import Finding, FindingKind
-from vllm_compat.analysis.server_flow import HAZARDS, Hazard
+from vllm_compat.analysis.server_flow import HAZARDS, Hazard, in_server_flow
 from vllm_compat.commands.report.model import Judged, Pair, Report, Standing, Verdict, spans
 
 MARKS = {
@@ -117,7 +117,14 @@ def adapters_title(pair: Pair) -> str:
 
 
 def next_steps(pair: Pair) -> str:
-    """Return what to do with a pair that can be used; empty where there is nothing to put in force."""
+    """Return what to do with a pair that can be used; empty where there is nothing to be done."""
+    if pair.verdict is Verdict.UNKNOWN and in_server_flow(pair.contract):
+        return (
+            "Next: put `vllm-compat run` in front of the launcher's command (`vllm-compat run"
+            " launch_vllm.py MODEL …`, at first with --dry-run behind `run`): it refuses what is sure to"
+            " fail or to write wrong data, and adds flags that this vLLM needs; then look at the files with"
+            " `vllm-compat verify FOLDER`."
+        )
     if pair.verdict is not Verdict.WITH_SHIM or pair.plan is None:
         return ""
     return (

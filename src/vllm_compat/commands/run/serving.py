@@ -14,10 +14,11 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import cast
 
-from vllm_compat.analysis.environment import distributions
+from vllm_compat.analysis.environment import MAX_LOSS, distributions
 from vllm_compat.analysis.layer_ids import number_of_layers, read_config
 from vllm_compat.analysis.serving.asked import read_launcher
 from vllm_compat.analysis.serving.launching import (
@@ -96,13 +97,22 @@ def serve(argv: Sequence[str], asks: Sequence[Ask], options: LaunchOptions) -> i
 
 
 def _fit(options: LaunchOptions) -> None:
+    plain, apply = LaunchOptions(), options.apply
+    without = cast("Collection[str]", apply.get("without", ()))
     given = {
-        "--record": options.record,
-        "--status-file": options.status_file,
-        "--leave-out": options.leave_out,
+        "--record": options.record != plain.record,
+        "--status-file": options.status_file != plain.status_file,
+        "--leave-out": options.leave_out != plain.leave_out,
+        "--leave-folder": options.leave_folder != plain.leave_folder,
+        "--grace": options.grace_seconds != plain.grace_seconds,
+        "--no-remote-code": "remote_code" in without,
+        "--without": set(without) - {"remote_code"},
+        "--no-canary": not apply.get("canary", True),
+        "--max-loss": apply.get("max_loss", MAX_LOSS) != MAX_LOSS,
+        **{f"--{name}": apply.get(name, "auto") != "auto" for name in ("capture", "transfer", "engine")},
     }
-    for name, value in given.items():
-        if value:
+    for name, is_given in given.items():
+        if is_given:
             raise UsageError(f"{name} goes with a program that extracts by itself, not with a server.")
 
 
