@@ -122,8 +122,8 @@ def next_steps(pair: Pair) -> str:
         return (
             "Next: put `vllm-compat run` in front of the launcher's command (`vllm-compat run"
             " launch_vllm.py MODEL …`, at first with --dry-run behind `run`): it refuses what is sure to"
-            " fail or to write wrong data, and adds flags that this vLLM needs; then look at the files with"
-            " `vllm-compat verify FOLDER`."
+            " fail or to write wrong data, and adds flags that this vLLM needs; then look at the files"
+            " with `vllm-compat verify FOLDER`."
         )
     if pair.verdict is not Verdict.WITH_SHIM or pair.plan is None:
         return ""
