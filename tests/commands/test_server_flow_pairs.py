@@ -17,8 +17,9 @@ from tests.downstreams import wheel
 from vllm_compat.analysis.drift import Finding, FindingKind
 from vllm_compat.analysis.recorded_downstreams import recorded_names
 from vllm_compat.analysis.surface.recorded import recorded_versions
-from vllm_compat.commands.check import check
+from vllm_compat.commands.check import check, diff
 from vllm_compat.commands.report.model import Pair, Verdict
+from vllm_compat.errors import UsageError
 
 # fmt: off
 BANDS = ("0.11", "0.17", "0.18", "0.22", "0.24", "0.25", "0.30", "0.31")
@@ -136,3 +137,8 @@ def test_a_model_is_judged_from_records() -> None:
         told = " ".join([*pair.notes, *(j.finding.detail for j in pair.findings)])
         says = "offers states of all layers" if last else "offers no state after its last layer"
         assert f"DeepseekV3ForCausalLM {says}" in told
+
+
+def test_diff_does_not_say_that_nothing_changed_for_a_downstream_that_asks_a_server() -> None:
+    with pytest.raises(UsageError, match="asks a server, whose flags and routes diff does not compare"):
+        diff("0.24.0", "0.30.0", "speculators==0.9.0")

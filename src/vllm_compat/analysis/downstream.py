@@ -40,7 +40,7 @@ def find_downstream(target: str | Path | None = None, *, python: str | None = No
                 raise
             raise UsageError(
                 f"{str(error).rstrip('.')}: install it, name the Python of another environment"
-                " (--python), or a release, a folder or a file (--downstream)."
+                " (--python), or a release (--downstream speculators==0.4.0.1), a folder or a file."
             ) from error
     if not str(target):
         raise UsageError("The name of a downstream is empty: name a distribution, a folder or a file.")

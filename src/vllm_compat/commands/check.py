@@ -372,10 +372,12 @@ def diff(
         >>> [change.symbol for change in found.changes if change.kind == "removed"]
     """
     from vllm_compat.analysis.cache import Memory
+    from vllm_compat.analysis.server_flow import in_server_flow
     from vllm_compat.analysis.surface import open_surface
     from vllm_compat.analysis.surface.files import need_interpreter
     from vllm_compat.commands.checking.downstream import source_of
     from vllm_compat.commands.report.changes import compare_all, compare_used
+    from vllm_compat.errors import UsageError
 
     need_interpreter(python)
     before, after = open_surface(a, python=python), open_surface(b, python=python)
@@ -383,4 +385,12 @@ def diff(
         return compare_all(before, after)
     none = Memory(None)
     contracts = [source_of(what, python, none).contract for what in _several(downstreams) or (None,)]
+    for contract in contracts:
+        if in_server_flow(contract) and not contract.sites:
+            name, version = contract.name, contract.version
+            raise UsageError(
+                f"{name} {version} calls nothing of vLLM in its own process: it asks a server, whose"
+                f" flags and routes diff does not compare. Ask `vllm-compat check --downstream"
+                f" {name}=={version}` with --vllm {a} and with --vllm {b}."
+            )
     return compare_used(before, after, contracts)
