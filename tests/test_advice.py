@@ -228,6 +228,11 @@ TRIES = (
         "check --downstream ==1 --vllm 0.16.0",
         f"{DOWNSTREAM} 0.16.0",
     ),
+    (
+        "commands/check.py: Ask `vllm-compat check --downstream ",
+        "diff 0.24.0 0.30.0 --downstream speculators==0.9.0",
+        "check --downstream speculators==0.9.0 --vllm 0.24.0",
+    ),
     ("commands/check.py: install it, name", "check --downstream SPECULATORS", f"{DOWNSTREAM} VLLM"),
     (
         "analysis/surface/__init__.py: name a",
