@@ -360,6 +360,27 @@ TRIED = test_advice_functions.TRIED | {
     "commands/run/launch.py: start the launcher without": (
         "test_advice_a_launcher_without_the_options_of_isolation_runs"
     ),
+    "capture/auxiliary.py: leave capture='auxiliary' out": (
+        "tests/with_torch/test_worker.py::test_a_model_without_auxiliary_states_is_told"
+    ),
+    "capture/auxiliary.py: use capture='hooks'": (
+        "tests/with_torch/test_worker.py::test_a_state_that_the_model_leaves_out_is_an_error"
+    ),
+    "capture/proof.py: Use another vLLM release, and report this model; without=": (
+        "tests/with_torch/test_worker.py::test_a_stream_that_nothing_shows_is_captured_without_proofs"
+    ),
+    "commands/checking/judging.py: Ask an installed vLLM": (
+        "tests/commands/test_names_only.py::test_a_source_tree_that_is_asked_instead_tells"
+    ),
+    "commands/preflight/judge.py: give --read-speed": (
+        "tests/commands/test_preflight.py::test_loading_takes_as_long_as_the_disk_needs"
+    ),
+    "entry/bootstrap/sitecustomize.py: install it into the environment": (
+        "tests/runtime/test_env.py::test_a_program_that_cannot_import_vllm_compat_does_not_start"
+    ),
+    "runtime/patching.py: call vllm_compat.apply() before": (
+        "tests/runtime/test_patching.py::test_a_target_is_wrapped_before_its_import_or_after_it"
+    ),
     "runtime/engines.py: Build a new generator": (
         "tests/runtime/test_engines.py"
         "::test_the_generator_refuses_in_one_sentence_whatever_its_workers_say"

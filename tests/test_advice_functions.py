@@ -19,10 +19,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from vllm_compat.analysis import layer_ids
 from vllm_compat.analysis.contract import CallSite, SiteKind
+from vllm_compat.analysis.server_flow import HAZARDS, Hazard
 from vllm_compat.analysis.serving.comparing import find_across
 from vllm_compat.analysis.serving.launchers import launcher_of
 from vllm_compat.analysis.serving.launching import Judgement, ServeCommand, Served, judge_command
@@ -137,7 +139,7 @@ def test_the_flag_that_is_named_instead_is_not_refused(vllm: str, flag: str) -> 
     assert judged(vllm, instead).refused == []
 
 
-@follows(f"{SERVED}: use tensor parallelism or one rank")
+@follows(f"{SERVED}: use tensor parallelism or one rank", "analysis/server_flow.py: use tensor par")
 def test_tensor_parallelism_and_one_rank_are_served() -> None:
     (refused,) = judged("0.32.0", "--pipeline-parallel-size 2").refused
     assert "use tensor parallelism or one rank" in refused
@@ -172,6 +174,35 @@ def test_a_flag_that_is_put_after_the_dashes_is_no_longer_missed(vllm: str) -> N
     flags = [re.findall(r"(?:unless|only with) (--[\w-]+)", said)[0] for said in missed()]
     assert flags
     assert missed(*flags) == []
+
+
+FLOW = "analysis/server_flow.py"
+PUT = [hazard for hazard in HAZARDS if hazard.remedy.startswith("put `--")]
+
+
+@pytest.mark.parametrize("hazard", PUT, ids=[hazard.key for hazard in PUT])
+@follows(
+    f"{FLOW}: put `--enable-scale-out`",
+    f"{FLOW}: put `--no-enable-chunked-prefill --max-num-batched-tokens N`",
+    f"{FLOW}: put `--no-enable-chunked-prefill --no-enable-prefix-caching --max-num-batched-tokens N`",
+    f"{FLOW}: put `--no-enable-prefix-caching --no-enable-chunked-prefill`",
+)
+def test_flags_that_a_hazard_names_leave_nothing_to_add(hazard: Hazard) -> None:
+    (flags,) = re.findall("put `([^`]*)` after", hazard.remedy)
+    length = "--max-model-len 4096"
+    for vllm in ("0.17.1", "0.18.0", "0.21.0", "0.22.1", "0.23.0", "0.30.0", "0.34.0"):
+        if vllm not in SpecifierSet(hazard.vllm):
+            continue
+        assert judged(vllm, length).add, "what the hazard names is missed"
+        found = judged(vllm, f"{length} {flags.replace(' N', ' 4096')}")
+        assert (found.add, found.refused) == ({}, [])
+
+
+@follows(f"{FLOW}: give `--max-num-batched-tokens` at least")
+def test_as_many_batched_tokens_as_the_longest_prompt_start() -> None:
+    given = "--no-enable-chunked-prefill --max-model-len 4096 --max-num-batched-tokens"
+    assert judged("0.24.0", f"{given} 4095").refused
+    assert judged("0.24.0", f"{given} 4096").refused == []
 
 
 # Conversion: the layers of a folder.
