@@ -38,6 +38,15 @@ def test_a_site_of_which_only_the_name_is_recorded_is_unknown(tmp_path: Path, us
     assert "of which the record can't tell" in pair.reason
 
 
+def test_a_source_tree_that_is_asked_instead_tells(tmp_path: Path) -> None:
+    pair = judged(tmp_path, USES["a call"], "0.12.0")
+    assert "Ask an installed vLLM, a wheel or a source tree" in pair.reason
+    body = "async def init_app_state(a, b, c, d): ...\n"
+    files = {"__init__.py": "", "entrypoints/openai/api_server.py": body}
+    tree = packages.write(tmp_path / "vllm-source", files, "0.12.0+cpu")
+    assert "can't tell" not in judged(tmp_path / "again", USES["a call"], tree).reason
+
+
 def test_a_name_that_is_there_is_known(tmp_path: Path) -> None:
     assert judged(tmp_path, SERVER, "0.16.0").verdict is Verdict.USABLE
     assert judged(tmp_path / "other", FITS, "0.16.0").verdict is Verdict.USABLE

@@ -139,6 +139,8 @@ def test_loading_takes_as_long_as_the_disk_needs(tmp_path: Path) -> None:
     (model / "config.json").write_bytes((MODELS / "kimi-k2.5" / "config.json").read_bytes())
     index = {"metadata": {"total_size": 547 * GIB}, "weight_map": {}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    ((_, said),) = answers(p.preflight(replace(KIMI, model=str(model))), "loading")
+    assert "give --read-speed to know how long" in said
     options = replace(KIMI, model=str(model), read_speed=0.4 * GIB)
     ((state, said),) = answers(p.preflight(options), "loading")
     assert state == "note"

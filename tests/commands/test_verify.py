@@ -667,7 +667,9 @@ class TestSettingAside:
         monkeypatch.setattr(shutil, "copy2", fail)
         monkeypatch.setattr(os, "replace", fail)
         backup = folder.parent / "backup"
-        with pytest.raises(VllmCompatError, match=r"stopped half-way .* move what is in .*backup back"):
+        with pytest.raises(
+            VllmCompatError, match=r"stopped half-way .* move the samples in .*backup back"
+        ):
             repair(self.faulty(folder, 2, 5), backup=backup)
         assert (backup / "data_2.pt").read_bytes() == b"\x02"
         assert (folder / "data_5.pt").read_bytes() == b"\x05"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from vllm_compat.errors import PatchError
 from vllm_compat.runtime import env
+
+if TYPE_CHECKING:
+    from conftest import Site
 
 BOOTSTRAP = env.bootstrap_directory()
 SITECUSTOMIZE = Path(BOOTSTRAP, "sitecustomize.py")
@@ -179,7 +184,7 @@ def test_a_plan_that_the_real_plugin_cannot_read_disturbs_no_process() -> None:
     assert (done.stdout, done.stderr) == ("True\nFalse\n", "")
 
 
-def test_a_program_that_cannot_import_vllm_compat_does_not_start(tmp_path: Path) -> None:
+def test_a_program_that_cannot_import_vllm_compat_does_not_start(tmp_path: Path, site: Site) -> None:
     venv.create(tmp_path / "venv")
     python = str(tmp_path / "venv" / "bin" / "python")
     environ = env.child_environment({"PATH": os.environ["PATH"]})
@@ -189,4 +194,15 @@ def test_a_program_that_cannot_import_vllm_compat_does_not_start(tmp_path: Path)
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert "cannot use vllm_compat (ModuleNotFoundError" in done.stderr
+    assert "or add to PYTHONPATH the folders that hold it, wrapt and packaging." in done.stderr
     assert done.stderr.count("\n") == 1
+    folders = [str(Path(env.__file__).parents[2])]
+    for name in ("wrapt", "packaging"):
+        found = importlib.util.find_spec(name)
+        assert found is not None
+        folders.append(str(Path(str(found.origin)).parents[1]))
+    environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], str(site.folder), *folders])
+    done = subprocess.run(
+        [python, "-c", "print('started')"], env=environ, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("started\n", ""), done.stderr

@@ -382,6 +382,18 @@ def test_a_target_in_a_half_imported_module_is_refused_in_words(
         importlib.import_module("circular")
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_target_is_wrapped_before_its_import_or_after_it(
+    write: Callable[..., None], transaction: Transaction, when: str
+) -> None:
+    """What the refusal of a half imported module advises."""
+    write(circular=MODULE)
+    if when == "after":
+        importlib.import_module("circular")
+    transaction.wrap("circular:double", more)
+    assert importlib.import_module("circular").double(1) == ("wrapped", 2)
+
+
 def test_a_patch_that_imports_does_not_block_an_import_that_is_patched(
     write: Callable[..., None], transaction: Transaction
 ) -> None:

@@ -356,13 +356,22 @@ def test_a_state_that_the_model_leaves_out_is_an_error(extension: Any) -> None:
     model = extension.model_runner.model = Auxiliary()
     model.last = False
     Capture(extension, [1, 3], capture="auxiliary", shared=False)
-    with pytest.raises(GuardError, match=r"after the layers \[1, 3\] and handed over 1"):
+    said = r"after the layers \[1, 3\] and handed over 1.*use capture='hooks'"
+    with pytest.raises(GuardError, match=said):
         extension.model_runner.execute_model(step({"r1": (0, 1, 1)}))
+    model = extension.model_runner.model = Auxiliary()
+    model.last = False
+    model.set_aux_hidden_state_layers(())
+    made = Capture(extension, [1, 3], capture="hooks", shared=False, prove=False)
+    extension.model_runner.execute_model(step({"r1": (0, 1, 1)}))
+    same(fetch(made), {"r1": [rows(1, 1, 1), rows(1, 1, 3)]})
 
 
 def test_a_model_without_auxiliary_states_is_told(extension: Any) -> None:
-    with pytest.raises(GuardError, match="Model hands over no auxiliary hidden states"):
+    said = "Model hands over no auxiliary hidden states .*leave capture='auxiliary' out"
+    with pytest.raises(GuardError, match=said):
         Capture(extension, [1], capture="auxiliary", shared=False)
+    assert Capture(extension, [1], shared=False).strategy == "hooks"
 
 
 def pretend(model: Any, name: str, module: str, **attributes: Any) -> None:
@@ -514,6 +523,25 @@ def test_without_proofs_a_wrong_stream_passes_and_no_rank_is_met(
     extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
     same(fetch(capture), {"r1": [rows(1, 2, 0)]})
     assert met == []
+
+
+class ShowsNothing(Layer):
+    """Has no norm in front, and two inputs with a row a token: neither shows what the stream is."""
+
+
+@pytest.mark.parametrize("capture", ["hooks", "auxiliary"])
+def test_a_stream_that_nothing_shows_is_captured_without_proofs(extension: Any, capture: str) -> None:
+    def captured(**options: Any) -> Any:
+        model = extension.model_runner.model = Auxiliary()
+        model.model.layers = torch.nn.ModuleList(ShowsNothing() for _ in range(LAYERS))
+        model.set_aux_hidden_state_layers(())
+        made = Capture(extension, [0], capture=capture, shared=False, **options)
+        extension.model_runner.execute_model(step({"r1": (0, 2, 2)}))
+        return fetch(made)
+
+    with pytest.raises(GuardError, match=r"shows no residual stream.*without=\['proofs'\]"):
+        captured()
+    same(captured(prove=False), {"r1": [rows(1, 2, 0)]})
 
 
 def test_a_second_forward_in_a_step_is_refused(extension: Any) -> None:

@@ -372,7 +372,7 @@ class StreamProof:
                 raise GuardError(
                     f"Decoder layer {layer_id}, {where(self.layers[layer_id])}: what follows it shows no"
                     " residual stream, so that nothing proves what its source was read to hand on. Use"
-                    " another vLLM release or capture='auxiliary', and report this model;"
+                    " another vLLM release, and report this model;"
                     " without=['proofs'] (`run --without proofs`) captures it unproven."
                 )
             if as_handed_on and found.dtype != wanted.dtype:

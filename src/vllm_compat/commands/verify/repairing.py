@@ -119,8 +119,8 @@ def _carry_out(
                 f" the folder and {target} can be written to, and start again."
             ) from error
         raise VllmCompatError(
-            f"The repair of {folder} stopped half-way ({said}): move what is in {target} back"
-            " and start again."
+            f"The repair of {folder} stopped half-way ({said}): move the samples in {target}"
+            " back, remove that folder and start again."
         ) from error
 
 

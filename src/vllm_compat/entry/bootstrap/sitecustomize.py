@@ -84,8 +84,8 @@ def enter() -> None:
         try:
             sys.stderr.write(
                 f"vllm-compat: The launched program cannot use vllm_compat ({type(error).__name__}"
-                f": {error}): install it into the environment of {sys.executable}, or add its "
-                "folder to PYTHONPATH.\n"
+                f": {error}): install it into the environment of {sys.executable}, or add to "
+                "PYTHONPATH the folders that hold it, wrapt and packaging.\n"
             )
             sys.stderr.flush()
         finally:
