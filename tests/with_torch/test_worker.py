@@ -23,11 +23,26 @@ pytestmark = pytest.mark.torch
 LAYERS = 4
 
 
+class Norm(torch.nn.Module):  # type: ignore[misc]
+    """Adds what it is given to the residual in place, as vLLM's fused norm does, and norms nothing."""
+
+    def forward(self, hidden: Any, residual: Any = None) -> Any:
+        return hidden if residual is None else (hidden, residual.add_(hidden))
+
+
 class Layer(torch.nn.Module):  # type: ignore[misc]
     """Returns a pair whose sum is the stream, as vLLM's layers do; works in place on its inputs."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = Norm()
+
     def forward(self, hidden: Any, residual: Any) -> tuple[Any, Any]:
-        residual = hidden if residual is None else residual.add_(hidden)
+        if residual is None:
+            residual = hidden
+            self.input_layernorm(hidden)
+        else:
+            _, residual = self.input_layernorm(hidden, residual)
         return torch.full_like(residual, 10.0), residual
 
 
@@ -36,6 +51,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.model.norm = Norm()
         self.skip: int | None = None
 
     def forward(self, rows: Any) -> Any:
@@ -43,7 +59,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         for number, layer in enumerate(self.model.layers):
             if number != self.skip:
                 hidden, residual = layer(hidden, residual)
-        return hidden + residual
+        return self.model.norm(hidden, residual)[1]
 
 
 class RunnerV1:
@@ -308,7 +324,7 @@ class Auxiliary(Model):
             hidden, residual = layer(hidden, residual)
         if LAYERS in self.asked and self.last:
             states.append(hidden + residual)
-        return hidden + residual, states
+        return self.model.norm(hidden, residual)[1], states
 
 
 class UnclearLayer(Layer):
@@ -525,8 +541,12 @@ def test_without_proofs_a_wrong_stream_passes_and_no_rank_is_met(
     assert met == []
 
 
-class ShowsNothing(Layer):
+class ShowsNothing(torch.nn.Module):  # type: ignore[misc]
     """Has no norm in front, and two inputs with a row a token: neither shows what the stream is."""
+
+    def forward(self, hidden: Any, residual: Any) -> tuple[Any, Any]:
+        residual = hidden if residual is None else residual.add_(hidden)
+        return torch.full_like(residual, 10.0), residual
 
 
 @pytest.mark.parametrize("capture", ["hooks", "auxiliary"])
