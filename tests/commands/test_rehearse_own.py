@@ -20,7 +20,11 @@ NOT_OF_THE_RUN = "nothing is said of the run"
 
 
 def rehearsed(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, found: dict[str, Any] | None, output: str = ""
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    found: dict[str, Any] | None,
+    output: str = "",
+    model: Path = MODELS / "llama-3.1-8b",
 ) -> r.Report:
     """Rehearse with a FAKE program that only writes an output and what it found, if anything."""
     monkeypatch.setattr(r.tempfile, "tempdir", str(folder))
@@ -32,7 +36,7 @@ def rehearsed(
         return subprocess.CompletedProcess(command, 1, stderr="vllm-compat: FAILED")
 
     monkeypatch.setattr(r.subprocess, "run", program)
-    return r.rehearse(r.Options(model=str(MODELS / "llama-3.1-8b")))
+    return r.rehearse(r.Options(model=str(model)))
 
 
 def test_a_small_model_that_could_not_be_made_is_not_the_runs_failure(
@@ -80,6 +84,36 @@ def test_a_fault_of_what_stood_in_is_told_from_one_of_the_run(
     assert report.exit_status == status
     assert error in " ".join(report.words)
     assert (NOT_OF_THE_RUN in r.render(report)) == (status == 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice", "name"),
+    [
+        (
+            "ValueError: tokenizer of another class",
+            "put the model's own beside config.json",
+            "tokenizer.json",
+        ),
+        (
+            "OSError: no image processor",
+            "there is no preprocessor_config.json",
+            "preprocessor_config.json",
+        ),
+    ],
+)
+def test_what_stands_beside_the_configuration_is_the_runs_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, advice: str, name: str
+) -> None:
+    model, temporary = tmp_path / "model", tmp_path / "temporary"
+    model.mkdir()
+    temporary.mkdir()
+    (model / "config.json").write_text((MODELS / "llama-3.1-8b" / "config.json").read_text())
+    found = {"outcome": "failed", "error": error}
+    before = rehearsed(monkeypatch, temporary, found, model=model)
+    assert (before.exit_status, advice in r.render(before)) == (3, True)
+    (model / name).write_text("{}")
+    after = rehearsed(monkeypatch, temporary, found, model=model)
+    assert (after.exit_status, advice in r.render(after)) == (1, False)
 
 
 def test_after_the_engine_stands_such_words_are_the_runs_own(
