@@ -7,11 +7,13 @@ from typing import Any
 
 Records = Callable[[str], Iterator[tuple[str, dict[str, Any]]]]
 
+REPORT = "bench report"
 MEANING = {
     "plain": "`LLM.generate`, one token",
     "stock": "stock speculators as it is",
     "rpc": "vllm_compat, pickled replies",
     "auto": "vllm_compat",
+    "auxiliary": "vllm_compat, auxiliary states",
     "public": "vllm_compat, second engine",
 }
 
@@ -59,6 +61,7 @@ def page(records: Records) -> str:
     parts += [
         "",
         "What bounds it is the experts: next to nothing of a call is reply, messages or scheduling.",
+        *_reports(list(records(REPORT))),
         "",
         "## Saving",
         "",
@@ -147,6 +150,75 @@ def page(records: Records) -> str:
     for path, record in checks:
         parts += _check(path, record)
     return "\n".join([*parts, ""])
+
+
+def _reports(reports: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    """Return what owners of cards have sent: `vllm-compat bench --report`."""
+    parts = [
+        "",
+        "## What owners of cards have reported",
+        "",
+        "Have you a card that is not in these tables, of compute capability 12.0 above all? Run"
+        " `vllm-compat preflight MODEL --json > preflight.json`, then `vllm-compat bench --model MODEL"
+        " --report report.json --preflight preflight.json`, with the same `--tensor-parallel-size`, and"
+        " attach `report.json` to an issue. It has versions, device, plan, ratios, the guards' verdict"
+        " and what preflight had predicted; no paths, prompts, host or user names. Read it first: it is"
+        " short. `scripts/take_report.py` holds it against its schema and takes it into the records.",
+        "",
+    ]
+    if not reports:
+        return [*parts, "There is no report yet."]
+    parts += [
+        "| device | vLLM, speculators | model | prompts x tokens | mode | of plain | guards |"
+        " backend: predicted, in force | GiB a rank: predicted, held by PyTorch | record |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for path, report in reports:
+        for batch in report["batches"]:
+            for mode, found in batch["modes"].items():
+                if mode != "plain":
+                    parts.append(_reported(path, report, batch, mode, found))
+        parts += [_reported_failure(path, report, mode) for mode in report["failed"]]
+    return parts
+
+
+def _reported_device(report: dict[str, Any]) -> list[str]:
+    machine, versions, model = report["machine"], report["versions"], report["model"]
+    capability = machine.get("compute_capability")
+    driver = machine.get("driver")
+    device = f"{report['tensor_parallel_size']} × {machine['device']}"
+    device += f" ({capability}, driver {driver})" if capability else ""
+    name = model["architecture"] or "?"
+    return [device, f"{versions['vllm']}, {versions['speculators']}", f"{name}, {model['weights']}"]
+
+
+def _reported(
+    path: str, report: dict[str, Any], batch: dict[str, Any], mode: str, found: dict[str, Any]
+) -> str:
+    measured, predicted = report["measured"] or {}, report["predicted"] or {}
+    backends = [", ".join(side.get("attention", [])) or "–" for side in (predicted, measured)]
+    memory = predicted.get("memory")
+    sizes = [
+        f"{memory['total'] / 2**30:.1f}" if memory else "–",
+        f"{max(measured['peak_bytes']) / 2**30:.1f}" if any(measured.get("peak_bytes", ())) else "–",
+    ]
+    columns = [
+        *_reported_device(report),
+        f"{batch['prompts']}x{batch['tokens']}",
+        MEANING[mode],
+        "–" if found["of_plain"] is None else f"**{found['of_plain']:.2f}**",
+        found["guards"],
+        " / ".join(backends),
+        " / ".join(sizes),
+        f"[{path.rpartition('-')[2].removesuffix('.json')}](../{path})",
+    ]
+    return "| " + " | ".join(columns) + " |"
+
+
+def _reported_failure(path: str, report: dict[str, Any], mode: str) -> str:
+    link = f"[{path.rpartition('-')[2].removesuffix('.json')}](../{path})"
+    columns = [*_reported_device(report), "", MEANING[mode], "failed", "", "", "", link]
+    return "| " + " | ".join(columns) + " |"
 
 
 def _proofs(path: str, record: dict[str, Any]) -> list[str]:

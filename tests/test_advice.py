@@ -364,6 +364,8 @@ TRIED = test_advice_functions.TRIED | {
         "tests/commands/test_launch_server.py"
     ),
     "commands/preflight/judge.py: take --devices": "tests/commands/test_preflight.py",
+    "commands/bench_report.py: ask it with": "tests/commands/test_bench_report.py",
+    "commands/rehearse/rehearse.py: put the model's own": "tests/commands/test_rehearse_own.py",
     "entry/apply.py: call revert() first": "test_advice_other_options_can_be_had_after_a_revert",
     "commands/run/launch.py: start the launcher without": (
         "test_advice_a_launcher_without_the_options_of_isolation_runs"

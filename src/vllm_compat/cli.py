@@ -335,7 +335,8 @@ def _set_up_rehearse(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run a small model of the same kind, with random weights, for about a minute, and compare its"
         " rows with a reference. Exit status: 0 every row is right, 1 the run fails or rows are wrong, 2"
-        " usage error, 3 there is nothing to compare with."
+        " usage error, 3 nothing is known of the run: there is nothing to compare with, or the rehearsal"
+        " lacks something of its own (a tool, space for its folder, a small model that cannot be made)."
     )
     _add_run_arguments(parser)
     parser.add_argument(

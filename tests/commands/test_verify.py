@@ -885,14 +885,36 @@ class TestFiles:
         assert said["hs_5.safetensors"] == ["hs_5.safetensors has no router, which 11 of 12 files have."]
         assert "What files hold as router was not judged." in said[""]
 
-    def test_the_lock_of_a_whole_file_is_no_unfinished_write(self, float8: Any, tmp_path: Path) -> None:
-        (tmp_path / "hs_3.safetensors.lock").touch()
-        (tmp_path / "hs_99.safetensors.lock").touch()
+    @pytest.mark.parametrize("scale", [-0.01, float("-inf"), float("inf")])
+    def test_a_scale_that_is_no_size_is_found(self, float8: Any, scale: float) -> None:
+        def change(files: dict[int, Any]) -> None:
+            files[3]["hidden_states_scales"][2] = scale
+
+        (said,) = float8(change)["hs_3.safetensors"]
+        assert ("row 2" if scale == float("inf") else "token 2") in said
+
+    def test_float8_states_by_layer_need_scales_too(self, torch: Any, tmp_path: Path) -> None:
+        for index in range(3):
+            states = [torch.ones(4, 8).to(torch.float8_e4m3fn)] * 4
+            mask = torch.ones(4, dtype=torch.long)
+            sample = {"input_ids": torch.arange(4), "hidden_states": states, "loss_mask": mask}
+            torch.save(sample, tmp_path / f"data_{index}.pt")
+        messages = [fault.message for fault in verify_directory(tmp_path).faults]
+        assert sum("has states of float8_e4m3fn and no hidden_states_scales" in m for m in messages) == 3
+
+    @pytest.mark.parametrize("name", ["hs_3.safetensors", "sample_lengths.json", "token_freq.pt.json"])
+    @pytest.mark.parametrize("form", ["{}.lock", ".{}.lock"])
+    def test_the_lock_of_a_whole_file_is_no_unfinished_write(
+        self, float8: Any, tmp_path: Path, name: str, form: str
+    ) -> None:
+        (tmp_path / form.format(name)).touch()
+        (tmp_path / form.format("hs_99.safetensors")).touch()
+        if not name.startswith("hs_"):
+            (tmp_path / name).write_text("{}")
         said = float8()
-        assert "hs_3.safetensors.lock" not in said
-        assert said["hs_99.safetensors.lock"] == [
-            "hs_99.safetensors.lock looks like a write that has not ended."
-        ]
+        assert form.format(name) not in said
+        gone = form.format("hs_99.safetensors")
+        assert said[gone] == [f"{gone} looks like a write that has not ended."]
 
     def test_loss_masks_are_put_back(self, torch: Any, tmp_path: Path) -> None:
         folder = tmp_path / "out"

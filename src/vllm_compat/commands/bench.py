@@ -41,6 +41,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_compat.analysis.installed import require_installed
+from vllm_compat.analysis.layer_ids import read_config
+from vllm_compat.commands import bench_report
 from vllm_compat.errors import GuardError, UsageError
 from vllm_compat.trial import parts
 from vllm_compat.trial.cell import describe_worker, force_backend
@@ -117,7 +119,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="also measure saving, into a new folder in this one",
     )
+    _add_outputs(parser)
+    parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Add where the result goes to, and the record of an earlier one."""
     parser.add_argument("--out", metavar="FILE", help="write the record to this JSON file")
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write what can be attached to an issue to this JSON file: versions, device, plan, ratios,"
+        " guards; no paths, prompts, host or user names",
+    )
+    parser.add_argument(
+        "--preflight",
+        metavar="FILE",
+        help="with --report: what `vllm-compat preflight --json` had said, to stand beside what was"
+        " measured",
+    )
     parser.add_argument(
         "--plot", metavar="FILE", help="draw the result to this file (.svg or .png; needs matplotlib)"
     )
@@ -125,9 +145,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="FILE",
-        help="measure nothing: draw this record of an earlier --out",
+        help="measure nothing: show, draw or report this record of an earlier --out",
     )
-    parser.add_argument("--child", choices=MODES, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -138,6 +157,12 @@ def run(options: argparse.Namespace) -> int:
     """
     if options.plot:
         _matplotlib()
+    if options.report and not Path(options.report).absolute().parent.is_dir():
+        raise UsageError(f"--report {options.report}: there is no such folder.")
+    if options.preflight:
+        if not options.report:
+            raise UsageError("--preflight goes with --report.")
+        bench_report.read_preflight(Path(options.preflight))
     if options.source:
         record = _read(Path(options.source))
     else:
@@ -147,9 +172,20 @@ def run(options: argparse.Namespace) -> int:
         if options.out:
             Path(options.out).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(render(record))
+    if options.report:
+        _write_report(options, record)
     if options.plot:
         plot(record, Path(options.plot))
     return 0 if all("failed" not in mode for mode in record["modes"].values()) else 1
+
+
+def _write_report(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    said = None
+    if options.preflight:
+        path = Path(options.preflight)
+        said = bench_report.read_preflight(path, record["tensor_parallel_size"])
+    report = bench_report.report_of(record, said)
+    Path(options.report).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -193,6 +229,7 @@ def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
             options.layer_ids = options.layer_ids or [0, 1, 2, 3]
         if not model:
             model = str(write_shape(options.shape or "tiny", Path(folder), options.layers))
+        architecture = _architecture(model)
         for mode in options.modes.split(","):
             print(f"bench: {mode} …", file=sys.stderr, flush=True)
             modes[mode] = _child(options, mode, model)
@@ -206,12 +243,22 @@ def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
         "kind": "bench",
         "vllm_compat": made_by(),
         "model": options.model or describe(options.shape or "tiny", options.layers),
+        "architecture": architecture,
         "tensor_parallel_size": options.tensor_parallel_size,
         "calls": options.calls,
         **({"backend": options.backend} if options.backend else {}),
         **facts,
         "modes": modes,
     }
+
+
+def _architecture(model: str) -> str | None:
+    """Return the class that a model's configuration names; None where there is none to be read yet."""
+    try:
+        names = read_config(model).get("architectures")
+    except UsageError:
+        return None  # a hub id that vLLM will fetch
+    return str(names[0]) if isinstance(names, list) and names else None
 
 
 def _child(options: argparse.Namespace, mode: str, model: str) -> dict[str, Any]:
@@ -278,6 +325,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         measured["layer_ids"] = list(generator.layer_ids)
         measured["runner"] = generator.executor.collective_rpc(_runner)[0]
         told = generator.executor.collective_rpc(describe_worker)[0]
+        measured["plan"] = _plan()
         measured["worker"] = {key: told[key] for key in ("attention", "quant_methods")}
         if options.child == "auto":
             measured["saving"] = [_saving(generator, options, folder) for folder in options.save]
@@ -435,6 +483,21 @@ def _step(step: Any, phases: dict[str, float], inside: list[bool]) -> Any:
                 phases["forward"] += time.perf_counter() - begin
 
     return timed
+
+
+def _plan() -> dict[str, Any] | None:
+    """Return what is in force in this process."""
+    import vllm_compat
+
+    status = vllm_compat.status()
+    if status.plan is None:
+        return None
+    return {
+        "adapters": list(status.plan.adapters),
+        "features": list(status.features),
+        "switched_off": list(status.plan.switched_off),
+        "engine": status.plan.engine,
+    }
 
 
 def _runner(worker: Any) -> str:

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+NOT_MADE = "not made"
+"""Outcome where the rehearsal lacks something of its own: it says nothing of the user's run."""
+
 TOLERANCE = {
     "bfloat16": (0.08, 0.02),
     "float16": (0.08, 0.02),
@@ -27,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Rehearse one request; return 0 where the rows are right or could not be compared."""
     request_path, out = arguments or sys.argv[1:]
     request = json.loads(Path(request_path).read_text(encoding="utf-8"))
-    result: dict[str, Any] = {"outcome": "failed", "notes": []}
+    result: dict[str, Any] = {"outcome": NOT_MADE, "notes": []}
+    Path(out).write_text(json.dumps(result), encoding="utf-8")  # for whoever is killed while it makes it
     try:
         _rehearse(request, result)
     except Exception as error:
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
     finally:
         Path(out).write_text(json.dumps(result), encoding="utf-8")
-    return 1 if result["outcome"] in ("failed", "wrong") else 0
+    return 1 if result["outcome"] in ("failed", "wrong", NOT_MADE) else 0
 
 
 def _rehearse(request: dict[str, Any], result: dict[str, Any]) -> None:
@@ -56,6 +60,7 @@ def _rehearse(request: dict[str, Any], result: dict[str, Any]) -> None:
             f"{error} So there is no reference: vLLM draws the weights itself (load format dummy), and"
             " only shapes, order, finiteness and repeatability are judged."
         )
+    result["outcome"] = "failed"  # from here on it is what the user's own program would meet
     from speculators.data_generation.vllm_hidden_states_generator import (
         VllmHiddenStatesGenerator,
     )
@@ -152,7 +157,9 @@ def _judge(
 ) -> None:
     from vllm_compat.trial.reference import compare, reference_hidden_states
 
+    result["outcome"] = NOT_MADE
     right = reference_hidden_states(reference, batches[0], layer_ids)
+    result["outcome"] = "failed"
     references = [right, right[::-1]]
     dtype = str(results[0][0]["hidden_states"][0].dtype).removeprefix("torch.")
     scheme = text.get("quantization_config") or {}

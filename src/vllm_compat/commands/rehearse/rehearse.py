@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,13 @@ LAYERS = 4
 
 HIDDEN, INNER, EXPERT_INNER = 256, 512, 128
 LIMIT_SECONDS = 900.0
+
+NOT_MADE = "not made"
+
+_PROCESSOR = re.compile(r"preprocessor_config|(?:image|video|feature|auto) ?processor", re.IGNORECASE)
+_TOKENIZER = re.compile(r"tokenizer|special token", re.IGNORECASE)
+_NAMES = re.compile(r"no module or parameter named|weights were not initialized from checkpoint")
+"""How vLLM says that a checkpoint has other names than its model; a small one has transformers'."""
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
@@ -65,7 +73,11 @@ class Options(RunTerms):
 
 @dataclass(frozen=True)
 class Report:
-    """How a rehearsal ended: ``right``, ``wrong`` or ``unknown`` (nothing to compare with).
+    """How a rehearsal ended: ``right``, ``wrong``, ``unknown`` or ``not made``.
+
+    ``unknown`` had nothing to compare with. ``not made`` lacked something of its own, which says nothing
+    of the run: no space for its folder, a small model that cannot be made, a file that stood in and does
+    not do.
 
     ``folder`` is where its output, its records and the small model are kept: after a failure, and
     where the user has named one.
@@ -79,8 +91,8 @@ class Report:
 
     @property
     def exit_status(self) -> int:
-        """0 only where the data came out right."""
-        return {"right": 0, "unknown": 3}.get(self.outcome, 1)
+        """0 only where the data came out right; 3 where nothing is known of the run."""
+        return {"right": 0, "unknown": 3, NOT_MADE: 3}.get(self.outcome, 1)
 
 
 def map_layer_ids(ids: Sequence[int], count: int, small: int) -> tuple[int, ...]:
@@ -274,17 +286,30 @@ def rehearse(options: Options, *, log: Path | None = None) -> Report:
         vocabulary=None if own_tokenizer else _lab_vocabulary(),
         model=options.model,
     )
-    work = options.keep or Path(tempfile.mkdtemp(prefix="vllm-compat-rehearsal-"))
-    failed = False
+    work: Path | None = options.keep
+    keeps = bool(options.keep)
     try:
+        work = work or Path(tempfile.mkdtemp(prefix="vllm-compat-rehearsal-"))
         found, verdict, tail = _in_folder(work, options, files, small, own_tokenizer, log)
         took = time.perf_counter() - begin
         report = _report(options, small, found, verdict, tail, own_tokenizer, took)
-        failed = report.outcome == "wrong"
+        keeps = keeps or report.outcome in ("wrong", NOT_MADE)
+    except OSError as error:
+        report = _no_room(work, error, time.perf_counter() - begin)
     finally:
-        if not (failed or options.keep):
+        if work is not None and not keeps:
             shutil.rmtree(work, ignore_errors=True)
-    return replace(report, folder=work) if failed or options.keep else report
+    return replace(report, folder=work) if keeps else report
+
+
+def _no_room(work: Path | None, error: OSError, seconds: float) -> Report:
+    """Return the report of a rehearsal whose folder could not be made or filled."""
+    where = work or "a temporary folder"
+    words = (
+        f"The rehearsal's own files could not be written in {where}: {error.strerror or error}."
+        " --keep DIR names another folder.",
+    )
+    return Report(NOT_MADE, words, seconds)
 
 
 def _in_folder(
@@ -332,7 +357,7 @@ def _in_folder(
     except subprocess.TimeoutExpired:
         verdict = f"the rehearsal had not ended after {LIMIT_SECONDS:.0f} s"
     found = _read(out)
-    tail = _tail(output) if not found or found.get("outcome") == "failed" else []
+    tail = _tail(output) if not found or found.get("outcome") in ("failed", NOT_MADE) else []
     found["run"] = _read(record)
     return found, verdict, tail
 
@@ -357,14 +382,51 @@ def _report(
             " stood in, with a small vocabulary."
         )
     words += found.get("notes", [])
-    outcome = {"right": "right", "not compared": "unknown"}.get(str(found.get("outcome")), "wrong")
-    if outcome == "wrong":
+    outcomes = {"right": "right", "not compared": "unknown", NOT_MADE: NOT_MADE}
+    outcome = outcomes.get(str(found.get("outcome")), "wrong")
+    if outcome == NOT_MADE:
+        words += _why_not_made(found, tail)
+    elif outcome == "wrong" and (stood_in := _stand_in_at_fault(options, found, own_tokenizer)):
+        outcome = NOT_MADE
+        words += [f"{stood_in}: {str(found['error']).rstrip('.')}."]
+    elif outcome == "wrong":
         words += _why_wrong(options, small, found, verdict, tail)
     if found.get("in_force"):
         words.append(_in_force(found["in_force"]))
     if found.get("compared"):
         words.append(found["compared"])
     return Report(outcome, tuple(words), seconds, found)
+
+
+def _why_not_made(found: Mapping[str, Any], tail: Sequence[str]) -> Iterator[str]:
+    """Say what the rehearsal lacked; its last lines where it was ended before it could say."""
+    made = "The small model could not be made"
+    if found.get("in_force"):
+        made = "The small model ran, and its reference could not be computed"
+    error = found.get("error")
+    yield f"{made}: {str(error).rstrip('.')}." if error else f"{made}: the process was ended."
+    if not error:
+        yield from tail
+
+
+def _stand_in_at_fault(options: Options, found: Mapping[str, Any], own_tokenizer: bool) -> str:
+    """Return which of the rehearsal's own parts an engine that did not start has stumbled over.
+
+    Nothing where it is the run's own: the engine stood, or the model's own file is there and was used.
+    """
+    error = str(found.get("error", ""))
+    if found.get("in_force"):
+        return ""
+    folder = config_path(options.model).parent
+    if _PROCESSOR.search(error) and not (folder / "preprocessor_config.json").exists():
+        return (
+            "vLLM wants a processor, and there is no preprocessor_config.json beside the configuration"
+        )
+    if _TOKENIZER.search(error) and not own_tokenizer:
+        return "vLLM does not take the tokenizer that stood in; put the model's own beside config.json"
+    if _NAMES.search(error):
+        return "vLLM does not take the small model's weights, which have transformers' names"
+    return ""
 
 
 def _why_wrong(
@@ -453,6 +515,7 @@ def render(report: Report, form: str = "text") -> str:
         "right": "The rehearsal came out right",
         "wrong": "THE REHEARSAL FAILED",
         "unknown": "The rehearsal ran, but nothing says that its data are right",
+        NOT_MADE: "The rehearsal could not be made, and nothing is said of the run",
     }
     kept = f"; its output, records and small model are in {report.folder}" if report.folder else ""
     last = f"{said[report.outcome]}, after {report.seconds:.0f} s{kept}."

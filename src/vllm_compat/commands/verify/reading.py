@@ -58,7 +58,7 @@ def list_folder(folder: Path) -> Listing:
         folder=folder,
         entries=tuple(sorted(entries, key=lambda entry: entry.index)),
         strays=tuple(sorted(strays)),
-        unfinished=tuple(sorted(_unfinished(others, {entry.name for entry in entries}))),
+        unfinished=tuple(sorted(_unfinished(others, {entry.name for entry in entries}.union(others)))),
         lengths=_read_json(folder / "sample_lengths.json"),
         config=_read_json(folder / "data_config.json"),
         left_out=_left_out(folder),
@@ -74,11 +74,15 @@ def _left_out(folder: Path) -> frozenset[int]:
         return frozenset()  # what it named is told as missing
 
 
-def _unfinished(others: Iterable[str], samples: Collection[str]) -> Iterator[str]:
-    """Yield the names of writes that have not ended; the lock of a file that is there is none."""
+def _unfinished(others: Iterable[str], names: Collection[str]) -> Iterator[str]:
+    """Yield the names of writes that have not ended; the lock of a file that is there is none.
+
+    ``names`` are all files of the folder; some programs hide the lock, ``.NAME.lock``.
+    """
     for name in others:
         lock_of = name.removesuffix(".lock") if name.endswith(".lock") else ""
-        if _UNFINISHED.fullmatch(name) and not name.endswith("pt") and lock_of not in samples:
+        locks = bool(lock_of) and (lock_of in names or lock_of.removeprefix(".") in names)
+        if _UNFINISHED.fullmatch(name) and not name.endswith("pt") and not locks:
             yield name
 
 
@@ -321,6 +325,9 @@ def _parts(
     if isinstance(states, torch.Tensor) and states.dim() == 3:
         _check_scales(states, data)
         states = list(states.unbind(1))
+    elif isinstance(states, (list, tuple)) and SCALES not in data:
+        for tensor in states:
+            _check_scales(tensor, data)
     if (
         not isinstance(tokens, torch.Tensor)
         or not isinstance(states, (list, tuple))
@@ -365,15 +372,17 @@ def _scaled_parts(
     return tokens, states, mask
 
 
-def _check_scales(states: torch.Tensor, data: Mapping[str, Any]) -> None:
+def _check_scales(states: object, data: Mapping[str, Any]) -> None:
     """Refuse states whose values nothing tells.
 
     Raises:
-        _NotASample: float8 without scales, or scales that fit no token.
+        _NotASample: float8 without scales, scales that fit no token, or one below zero.
     """
     import torch
 
     scales = data.get(SCALES)
+    if not isinstance(states, torch.Tensor):
+        return  # told as no tensor
     if scales is None:
         if states.is_floating_point() and states.element_size() == 1:
             raise _NotASample(
@@ -392,6 +401,13 @@ def _check_scales(states: torch.Tensor, data: Mapping[str, Any]) -> None:
         raise _NotASample(
             Kind.STRUCTURE,
             f"has {SCALES} of shape {shape} for {len(states)} tokens: one scale a token is needed.",
+        )
+    below = (scales.reshape(-1) < 0).nonzero().flatten()
+    if len(below):
+        raise _NotASample(
+            Kind.STRUCTURE,
+            f"has {len(below)} {SCALES} below zero, the first for token {int(below[0])}: they turn the"
+            " signs of their rows over.",
         )
 
 
