@@ -343,7 +343,7 @@ def cut(path: Path) -> None:
         (rewrite(1, hidden_states=[states(4, 8)] * 4), "one row a token"),
         (rewrite(1, hidden_states=[states(5, 8), states(5, 8, torch.float32)] * 2), "be alike"),
         (rewrite(1, hidden_states=states(5, 32).view(5, 4, 8)), "is of neither flow"),
-        (rewrite(1, hidden_states=[states(5, 8, torch.float8_e4m3fn)] * 4), "without their scales"),
+        (rewrite(1, hidden_states=[states(5, 8, torch.float8_e4m3fn)] * 4), "no hidden_states_scales"),
     ],
 )
 def test_in_process_data_that_cannot_be_right_are_refused(

@@ -219,6 +219,10 @@ class _Behind:
     norm_gave: list[Any] | None = None
 
 
+class NothingShownError(GuardError):
+    """What follows a decoder layer shows no residual stream to compare with."""
+
+
 class StreamProof:
     """Watches scheduled steps: what is behind each layer asked for, and what logits are made of.
 
@@ -369,7 +373,7 @@ class StreamProof:
             if wanted is None:
                 if layer_id in self._proven:  # by a step that told the layer's inputs apart
                     continue
-                raise GuardError(
+                raise NothingShownError(
                     f"Decoder layer {layer_id}, {where(self.layers[layer_id])}: what follows it shows no"
                     " residual stream, so that nothing proves what its source was read to hand on. Use"
                     " another vLLM release, and report this model;"

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from vllm_compat.capture.layers import decoder, stream_reader
-from vllm_compat.capture.proof import StreamProof, TokenProof, quietly
+from vllm_compat.capture.proof import NothingShownError, StreamProof, TokenProof, quietly
 from vllm_compat.capture.rows import Span
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime.patching import Transaction
@@ -63,6 +63,7 @@ class Prover:
         self._samples: dict[int, list[Any]] = {}  # of the steps watched since the last meeting
         self._handles: list[Any] = []
         self._fault: str | None = None
+        self._unproven: str | None = None
         self.tokens = TokenProof() if captures else None
         self.stream: StreamProof | None = None
         with suppress(GuardError):
@@ -148,6 +149,11 @@ class Prover:
             self._samples[self._step] = sampled
             if self._captures:
                 self.stream.check(sampled)
+        except NothingShownError as error:
+            if self.meets:  # ranks that differ say more, and are compared later
+                self._unproven = self._unproven or str(error)
+            else:
+                self._tell(str(error))
         except GuardError as error:
             self._tell(str(error))
         finally:
@@ -185,7 +191,8 @@ class Prover:
                 self.stream.check_ranks([rank[step] for rank in theirs])
             except GuardError as error:
                 return str(error)
-        return None
+        unproven, self._unproven = self._unproven, None
+        return unproven
 
     def judge(self) -> str | None:
         """Return what is wrong with the steps since the last time, or None; waits for the device."""
@@ -200,7 +207,7 @@ class Prover:
 
     def clear(self) -> None:
         """Forget the requests and the steps that were not judged."""
-        self._fault = None
+        self._fault = self._unproven = None
         self._samples = {}
         self._drop()
         if self.tokens is not None:
