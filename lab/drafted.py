@@ -125,10 +125,11 @@ def _proofs(cells: list[dict[str, Any]]) -> list[str]:
     if not proven:
         return []
     steps = sum(cell["proofs"]["steps_watched"] for cell in proven)
+    alone = sum(bool(cell["proofs"]["unproven_layers"]) for cell in proven)
     return [
         "",
         f"In {len(proven)} of these cells, which came out right, the proofs watched {steps} steps and"
-        " stopped none.",
+        f" stopped none; a layer was believed by its source alone in {alone or 'none'} of them.",
     ]
 
 
@@ -150,6 +151,8 @@ def _entry(record: dict[str, Any]) -> str:
             for name, alone in record.get("left_out", {}).items()
             if alone["outcome"] != Outcome.RIGHT
         )
+        alone = (record.get("proofs") or {}).get("unproven_layers")
+        less += f", layers {alone} by their source alone" if alone else ""
         return _right({**record, "median": max(medians, default=0.0)}, where) + less
     found = cause(record)
     if own := re.search(r"Worker failed with error '(.+?)', please check", str(record["error"])):

@@ -376,9 +376,6 @@ TRIED = test_advice_functions.TRIED | {
     "capture/auxiliary.py: use capture='hooks'": (
         "tests/with_torch/test_worker.py::test_a_state_that_the_model_leaves_out_is_an_error"
     ),
-    "capture/proof.py: Use another vLLM release, and report this model; without=": (
-        "tests/with_torch/test_worker.py::test_a_stream_that_nothing_shows_is_captured_without_proofs"
-    ),
     "commands/checking/judging.py: Ask an installed vLLM": (
         "tests/commands/test_names_only.py::test_a_source_tree_that_is_asked_instead_tells"
     ),

@@ -476,6 +476,7 @@ def test_without_a_fault_rows_are_handed_over(world: World, fault: Fault) -> Non
     proofs = describe_proofs(SimpleNamespace(_vllm_compat_capture=world.capture))
     assert proofs is not None
     assert proofs["steps_watched"] > 0
+    assert not proofs["unproven_layers"]
 
 
 def test_the_page_has_this_table() -> None:

@@ -219,10 +219,6 @@ class _Behind:
     norm_gave: list[Any] | None = None
 
 
-class NothingShownError(GuardError):
-    """What follows a decoder layer shows no residual stream to compare with."""
-
-
 class StreamProof:
     """Watches scheduled steps: what is behind each layer asked for, and what logits are made of.
 
@@ -246,7 +242,7 @@ class StreamProof:
         self._last_norms = [child for _, child in parent.named_children() if _is_norm(child)]
         self._ends = ends
         self.fault: str | None = None
-        self._proven: set[int] = set()  # layers behind which a step has shown the stream
+        self.unproven: tuple[int, ...] = ()  # layers behind which the last step did not show the stream
         self.watched = 0  # steps so far
         self._steps: dict[int, int] = {}  # so far, by the number of bits of their tokens
         self._total = 0
@@ -365,20 +361,14 @@ class StreamProof:
         """Compare captured rows, as `sample` gave them, with what the model went on with in this step.
 
         Raises:
-            GuardError: Names the layer, its class and file, and how far off its rows are; or that what
-                follows it shows no stream, neither in this step nor in one before.
+            GuardError: Names the layer, its class and file, and how far off its rows are.
         """
+        self.unproven = ()
         for layer_id, found in zip(self.layer_ids, sampled, strict=True):
             wanted, as_handed_on = self._wanted(layer_id, found)
             if wanted is None:
-                if layer_id in self._proven:  # by a step that told the layer's inputs apart
-                    continue
-                raise NothingShownError(
-                    f"Decoder layer {layer_id}, {where(self.layers[layer_id])}: what follows it shows no"
-                    " residual stream, so that nothing proves what its source was read to hand on. Use"
-                    " another vLLM release, and report this model;"
-                    " without=['proofs'] (`run --without proofs`) captures it unproven."
-                )
+                self.unproven += (layer_id,)
+                continue
             if as_handed_on and found.dtype != wanted.dtype:
                 raise GuardError(
                     f"Decoder layer {layer_id}, {where(self.layers[layer_id])}: rows were captured as"
@@ -394,7 +384,6 @@ class StreamProof:
                     f" {off:.0%}. Its residual stream cannot be told: use another vLLM release or"
                     " capture='auxiliary', and report this model."
                 )
-            self._proven.add(layer_id)
 
     def _wanted(self, layer_id: int, found: Any) -> tuple[Any | None, bool]:
         """Return the stream that the model goes on with behind a layer; None where it does not show.

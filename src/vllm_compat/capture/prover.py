@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vllm_compat.capture.layers import decoder, stream_reader
-from vllm_compat.capture.proof import NothingShownError, StreamProof, TokenProof, quietly
+from vllm_compat.capture.layers import decoder, stream_reader, where
+from vllm_compat.capture.proof import StreamProof, TokenProof, quietly
 from vllm_compat.capture.rows import Span
 from vllm_compat.errors import GuardError
 from vllm_compat.runtime.patching import Transaction
@@ -63,7 +63,7 @@ class Prover:
         self._samples: dict[int, list[Any]] = {}  # of the steps watched since the last meeting
         self._handles: list[Any] = []
         self._fault: str | None = None
-        self._unproven: str | None = None
+        self.unproven: set[int] = set()  # layers behind which no stream has shown
         self.tokens = TokenProof() if captures else None
         self.stream: StreamProof | None = None
         with suppress(GuardError):
@@ -149,15 +149,23 @@ class Prover:
             self._samples[self._step] = sampled
             if self._captures:
                 self.stream.check(sampled)
-        except NothingShownError as error:
-            if self.meets:  # ranks that differ say more, and are compared later
-                self._unproven = self._unproven or str(error)
-            else:
-                self._tell(str(error))
+                self._warn(self.stream)
         except GuardError as error:
             self._tell(str(error))
         finally:
             self._drop()
+
+    def _warn(self, stream: StreamProof) -> None:
+        """Say once which layers are believed by their source alone."""
+        for layer_id in set(stream.unproven) - self.unproven:
+            self.unproven.add(layer_id)
+            logger.warning(
+                "vllm_compat: what follows decoder layer %s, %s, shows no residual stream; what is"
+                " captured there rests on the source of its forward%s.",
+                layer_id,
+                where(stream.layers[layer_id]),
+                " and on equal ranks" if self.meets else "",
+            )
 
     def _drop(self) -> None:
         """Take the hooks of a watched step away, also of one that has raised."""
@@ -191,8 +199,7 @@ class Prover:
                 self.stream.check_ranks([rank[step] for rank in theirs])
             except GuardError as error:
                 return str(error)
-        unproven, self._unproven = self._unproven, None
-        return unproven
+        return None
 
     def judge(self) -> str | None:
         """Return what is wrong with the steps since the last time, or None; waits for the device."""
@@ -207,7 +214,7 @@ class Prover:
 
     def clear(self) -> None:
         """Forget the requests and the steps that were not judged."""
-        self._fault = self._unproven = None
+        self._fault = None
         self._samples = {}
         self._drop()
         if self.tokens is not None:

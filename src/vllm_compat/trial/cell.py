@@ -294,14 +294,14 @@ def describe_worker(worker: Any) -> dict[str, Any]:
 
 
 def describe_proofs(worker: Any) -> dict[str, Any] | None:
-    """Return how many steps the proofs of a worker watched.
+    """Return how many steps the proofs of a worker watched, and the layers behind which no stream shows.
 
     None where nothing is proven (stock alone, or the proofs left out). Runs in the worker, at the end.
     """
     prover = getattr(getattr(worker, "_vllm_compat_capture", None), "_prover", None)
     if prover is None or prover.stream is None:
         return None
-    return {"steps_watched": prover.stream.watched}
+    return {"steps_watched": prover.stream.watched, "unproven_layers": sorted(prover.unproven)}
 
 
 def _started_by() -> str:
