@@ -20,8 +20,9 @@ def opened(path: Path, kind: str, **empty: Any) -> dict[str, Any]:
 
 
 def put(path: Path, record: dict[str, Any]) -> None:
-    """Write a record: whoever is killed leaves the old one or the new one."""
+    """Write a record, the home folder as ``~``: whoever is killed leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(record, indent=1).replace(f"{Path.home()}/", "~/")
+    new.write_text(text + "\n", encoding="utf-8")
     os.replace(new, path)
