@@ -60,6 +60,7 @@ import json, os, sys
 import vllm_compat
 from vllm_compat.errors import VllmCompatError
 from vllm_compat.engine import driver
+from vllm_compat.runtime import identity
 from vllm_compat.engine.worker import ModelFacts
 from asked import where
 
@@ -86,7 +87,7 @@ if __name__ == "__main__":
     except VllmCompatError as error:
         print(json.dumps(str(error)))
     made.executor.shutdown()
-    print(json.dumps([pid for pid in pids if driver._is_alive(pid)]))
+    print(json.dumps([pid for pid in pids if identity.is_alive(pid)]))
 """
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from vllm_compat.engine.worker import ModelFacts, Reply, digest, reset, setup, states
 from vllm_compat.errors import GuardError, UsageError
+from vllm_compat.runtime import identity
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class PublicExecutor:
         until = time.monotonic() + SECONDS_TO_END
         left = list(self._pids)
         while left and time.monotonic() < until:
-            left = [pid for pid in left if _is_alive(pid)]
+            left = [pid for pid in left if identity.is_alive(pid)]
             time.sleep(0.05 if left else 0)
         for pid in left:
             logger.warning("vllm_compat: vLLM's process %s did not end by itself.", pid)
@@ -165,14 +166,6 @@ def _packed(method: Any, *arguments: Any) -> bytes:
         packed: bytes = cloudpickle.dumps((method, *arguments))
         return packed
     return pickle.dumps((method, *arguments))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def _within(seconds: float | None, ask: Callable[[], Any]) -> Any:

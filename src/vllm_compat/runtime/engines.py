@@ -9,11 +9,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm_compat.errors import UsageError
-from vllm_compat.runtime import context
+from vllm_compat.runtime import context, identity
 
 SECONDS = 5.0
 """How long a revert waits for the workers of one engine."""
@@ -51,7 +50,7 @@ class _Engine:
             # The class has its own method back in a moment, and would answer with unchecked rows.
             vars(generator)["generate"] = _refuse
         replies: dict[int, Mapping[str, Any]] = {}
-        if any(_is_alive(pid) for _, pid in self.ranks) and not context.is_under_way(generator):
+        if any(identity.is_alive(pid) for _, pid in self.ranks) and not context.is_under_way(generator):
             try:
                 answers = executor.collective_rpc(ask, timeout=SECONDS)
                 replies = {answer["pid"]: answer for answer in answers}
@@ -68,7 +67,7 @@ class _Engine:
     def _status(rank: int, pid: int, reply: Mapping[str, Any] | None) -> RankStatus:
         if reply is not None:
             return RankStatus(rank, pid, "reverted", tuple(reply["left"]))
-        return RankStatus(rank, pid, "busy" if _is_alive(pid) else "gone")
+        return RankStatus(rank, pid, "busy" if identity.is_alive(pid) else "gone")
 
 
 class Engines:
@@ -125,11 +124,3 @@ def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
         "This generator was built with vllm_compat in force, and vllm_compat.revert() has ended that in"
         " the driver and in its workers: its rows would be unchecked. Build a new generator."
     )
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -23,6 +23,11 @@ def start_of(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended (Linux)."""
+    return start_of(pid) is not None
+
+
 def machine() -> str:
     """Return eight digits for this start of this machine: elsewhere process ids mean other processes."""
     from hashlib import sha256
