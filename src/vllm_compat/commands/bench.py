@@ -43,6 +43,7 @@ from typing import Any
 from vllm_compat.analysis.installed import require_installed
 from vllm_compat.analysis.layer_ids import read_config
 from vllm_compat.commands import bench_report
+from vllm_compat.commands.bench_report import batches_of
 from vllm_compat.errors import GuardError, UsageError
 from vllm_compat.trial import parts
 from vllm_compat.trial.cell import describe_worker, force_backend
@@ -164,7 +165,9 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("--preflight goes with --report.")
         bench_report.read_preflight(Path(options.preflight))
     if options.source:
-        record = _read(Path(options.source))
+        record = bench_report.read_json(
+            "--from", Path(options.source), "bench", "is no record of `vllm-compat bench`"
+        )
     else:
         _check(options)
         require_installed("nothing was measured")
@@ -206,18 +209,6 @@ def _check(options: argparse.Namespace) -> None:
     for folder in options.save:
         if not Path(folder).is_dir():
             raise UsageError(f"--save {folder}: there is no such folder.")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--from {path}: {error.strerror}.") from None
-    except ValueError:
-        raise UsageError(f"--from {path} is no JSON file.") from None
-    if not isinstance(record, dict) or record.get("kind") != "bench":
-        raise UsageError(f"--from {path} is no record of `vllm-compat bench`.")
-    return record
 
 
 def _measure_all(options: argparse.Namespace) -> dict[str, Any]:
@@ -661,11 +652,6 @@ def render(record: dict[str, Any]) -> str:
         ]
     failed = [f"{n}: {m['failed']}" for n, m in record["modes"].items() if "failed" in m]
     return "\n".join([*lines, *(["", "Failed: " + "; ".join(failed)] if failed else [])])
-
-
-def batches_of(record: dict[str, Any]) -> list[str]:
-    """Return the batches of a record, as ``prompts x tokens``, in their order."""
-    return list(dict.fromkeys(b for mode in record["modes"].values() for b in mode.get("batches", {})))
 
 
 def speed(record: dict[str, Any], mode: str, batch: str) -> float | None:

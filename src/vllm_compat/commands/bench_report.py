@@ -30,6 +30,23 @@ def schema() -> dict[str, Any]:
     return found
 
 
+def read_json(option: str, path: Path, kind: str, otherwise: str) -> dict[str, Any]:
+    """Return a record of a kind that an option names; ``otherwise`` says what another file is not.
+
+    Raises:
+        UsageError: It cannot be read, is no JSON, or is of another kind.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}.") from None
+    except ValueError:
+        raise UsageError(f"{option} {path} is no JSON file.") from None
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        raise UsageError(f"{option} {path} {otherwise}.")
+    return found
+
+
 def read_preflight(path: Path, ranks: int | None = None) -> dict[str, Any]:
     """Return what ``vllm-compat preflight --json`` has written.
 
@@ -40,14 +57,9 @@ def read_preflight(path: Path, ranks: int | None = None) -> dict[str, Any]:
     Raises:
         UsageError: It is no such file, or was asked about another number of ranks.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--preflight {path}: {error.strerror}.") from None
-    except ValueError:
-        raise UsageError(f"--preflight {path} is no JSON file.") from None
-    if not isinstance(found, dict) or found.get("kind") != "preflight":
-        raise UsageError(f"--preflight {path} was not written by `vllm-compat preflight --json`.")
+    found = read_json(
+        "--preflight", path, "preflight", "was not written by `vllm-compat preflight --json`"
+    )
     options = found.get("options")
     asked = options.get("devices") if isinstance(options, dict) else None
     if ranks is not None and asked != ranks:
@@ -76,7 +88,7 @@ def report_of(record: Mapping[str, Any], preflight: Mapping[str, Any] | None = N
 def _report_of(record: Mapping[str, Any], preflight: Mapping[str, Any] | None) -> dict[str, Any]:
     forms = schema()["$defs"]
     ranks = record["tensor_parallel_size"]
-    batches = [_batch(record, name) for name in _batches_of(record)]
+    batches = [_batch(record, name) for name in batches_of(record)]
     if not batches:
         raise UsageError("There is nothing to report: no mode has measured anything.")
     return {
@@ -114,7 +126,8 @@ def _texts(values: Iterable[object], form: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(text for text in found if text is not None))
 
 
-def _batches_of(record: Mapping[str, Any]) -> list[str]:
+def batches_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the batches of a bench's record, as ``prompts x tokens``, in their order."""
     modes = record["modes"].values()
     return list(dict.fromkeys(name for mode in modes for name in mode.get("batches", {})))
 
