@@ -93,6 +93,11 @@ def _record(options: argparse.Namespace) -> int:
         lines = record_published(options.published or None)
     else:
         lines = (record_release(source, version=options.version) for source in options.source)
+    return _told(lines)
+
+
+def _told(lines: Iterable[object]) -> int:
+    """Print what has been recorded, a line each as it comes."""
     for line in lines:
         print(json.dumps(line), flush=True)
     return 0
@@ -106,9 +111,7 @@ def _set_up_serving(parser: argparse.ArgumentParser) -> None:
 def _serving(options: argparse.Namespace) -> int:
     from lab.serving import record_serving
 
-    for line in record_serving(options.source):
-        print(json.dumps(line), flush=True)
-    return 0
+    return _told(record_serving(options.source))
 
 
 def _set_up_downstreams(parser: argparse.ArgumentParser) -> None:
@@ -119,9 +122,7 @@ def _set_up_downstreams(parser: argparse.ArgumentParser) -> None:
 def _downstreams(options: argparse.Namespace) -> int:
     from lab.serving import record_downstreams
 
-    for line in record_downstreams(options.source):
-        print(json.dumps(line), flush=True)
-    return 0
+    return _told(record_downstreams(options.source))
 
 
 def _set_up_matrix(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 import tempfile
 import time
@@ -29,12 +28,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+import campaign_record  # noqa: E402
 from tests.conftest import made_site  # noqa: E402
 from tests.entry.neighbour_cases import STDLIB  # noqa: E402
 from tests.entry.neighbour_tools import TOOLS  # noqa: E402
 from tests.entry.neighbours import METHODS, Neighbour, tried, undisturbed  # noqa: E402
-
-from vllm_compat.trial import stamp  # noqa: E402
 
 TOOL_NAMES = (
     "wrapt", "opentelemetry-instrumentation", "ddtrace", "coverage", "debugpy", "pytest", "ipython",
@@ -48,10 +46,7 @@ class Campaign:
 
     def __init__(self, path: Path, work: Path) -> None:
         self.path, self.work, self.number = path, work, 0
-        self.record: dict[str, Any] = {"kind": "neighbours", "entries": {}, "not_tried": []}
-        if path.exists():
-            self.record = json.loads(path.read_text(encoding="utf-8"))
-        self.record["vllm_compat"] = stamp.made_by()
+        self.record = campaign_record.opened(path, "neighbours", entries={}, not_tried=[])
         self.wanted: dict[tuple[str, str], list[set[str]]] = {}
 
     def site(self) -> Any:
@@ -74,8 +69,7 @@ class Campaign:
         return entry
 
     def write(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.record, indent=1) + "\n", encoding="utf-8")
+        campaign_record.put(self.path, self.record)
 
 
 def key_of(neighbour: Neighbour, program: str, method: str) -> str:
